@@ -1,0 +1,1 @@
+"""The API process's side of the wire: connections to engines, and the handles of open requests."""

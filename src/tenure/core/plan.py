@@ -1,0 +1,61 @@
+"""What a step does: the scheduler's order to the executor, and the executor's report.
+
+Results are matched by (slot, generation): a slot's generation rises each time it is leased, so a result for an
+item that has left can never meet its successor.
+"""
+
+import msgspec
+
+from tenure.sampling import SamplingParams, TokenLogprobs
+
+
+class Start(msgspec.Struct, frozen=True, gc=False):
+    """A slot gets a new occupant; the executor forgets the former one."""
+
+    slot: int
+    generation: int
+    tokens: list[int]
+    """All tokens known so far: the prompt, and what was sampled before a preemption."""
+    prompt_length: int
+    choice: int
+    sampling: SamplingParams
+
+
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """Compute `count` tokens of the item in `slot`, beginning at position `start`.
+
+    The keys and values of position p are written to block `block_table[p // block_size]`, where the block table
+    is all `new_blocks` of this occupancy in order.
+    """
+
+    slot: int
+    generation: int
+    start: int
+    count: int
+    new_blocks: list[int]
+    samples: bool
+    """Draw a token after the last of these positions. The executor appends it to what it knows of the slot."""
+
+
+class StepPlan(msgspec.Struct, frozen=True, gc=False):
+    number: int
+    starts: list[Start]
+    rows: list[Row]
+
+
+class RowResult(msgspec.Struct, frozen=True, gc=False):
+    """What became of a row: exactly one result per row of the plan, in the same order."""
+
+    slot: int
+    generation: int
+    token: int | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """For the prompt positions of this row, when the item asked for them; None stands for position 0."""
+    error: str | None = None
+    """This row alone failed (for instance: its logits are not finite)."""
+
+
+class StepResult(msgspec.Struct, frozen=True, gc=False):
+    number: int
+    rows: list[RowResult]

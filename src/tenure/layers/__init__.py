@@ -1,0 +1,1 @@
+"""Building blocks of models; attention and linear layers are seams that kernels fill."""

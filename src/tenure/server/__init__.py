@@ -1,0 +1,1 @@
+"""The supervisor: processes, the listening socket, shared counters."""

@@ -1,0 +1,1 @@
+"""Messages and framing between API processes and engines."""

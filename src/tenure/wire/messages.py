@@ -1,0 +1,236 @@
+"""What API processes and engines say to each other: two closed unions of frozen structs, one per direction.
+
+New fields go last and have defaults. `request` is a number that the API process draws; it is unique among the
+requests of its connection, and no string of a caller's is ever used to match anything.
+"""
+
+import msgspec
+
+from tenure.outcomes import FinishReason, Outcome
+from tenure.sampling import SamplingParams, TokenLogprobs
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, kw_only=True, gc=False):
+    """Base of all wire messages; the tag is the class name."""
+
+
+# API process -> engine
+
+
+class Hello(Message):
+    """First message on a connection."""
+
+    worker: int
+    version: int = PROTOCOL_VERSION
+
+
+class Submit(Message):
+    """Ask for one request to be admitted, whole or not at all; answered by `Admitted` or `Refused`.
+
+    Items are numbered prompt * n + choice. `sampling.max_tokens` already fits window and block pool.
+    """
+
+    request: int
+    public_id: str
+    """The id in the response, such as `chatcmpl-5f0c...`; made by the server."""
+    prompts: list[list[int]]
+    sampling: SamplingParams
+    n: int = 1
+    label: str = ""
+    """The caller's `X-Request-Id`: shown, never matched."""
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class Cancel(Message):
+    """End a request; answered by its `Ended`, once nothing is held. Unknown requests are counted and ignored."""
+
+    request: int
+    outcome: Outcome
+
+
+class FinishItem(Message):
+    """One item needs no further tokens (a stop string matched); its request goes on to end as `ok`."""
+
+    request: int
+    index: int
+
+
+class AskLedger(Message):
+    """Answered by `LedgerReply` with the same `sequence`."""
+
+    sequence: int
+
+
+ToEngine = Hello | Submit | Cancel | FinishItem | AskLedger
+
+
+# Engine -> API process
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine serves and how much fits into it."""
+
+    name: str
+    served_names: tuple[str, ...]
+    source: str
+    vocabulary_size: int
+    max_model_len: int
+    """Tokens in the window, prompt and output together."""
+    block_size: int
+    num_blocks: int
+    dtype: str
+    tasks: tuple[str, ...] = ("generate",)
+    load_seconds: float = 0.0
+
+
+class Ready(Message):
+    """The model is loaded; requests are admitted from now on."""
+
+    card: ModelCard
+    epoch: str
+    """Drawn anew by each incarnation of the engine."""
+
+
+class Unready(Message):
+    """The engine is up but admits nothing, because it loads or drains."""
+
+    reason: str
+
+
+class Admitted(Message):
+    request: int
+
+
+class Refused(Message):
+    """Nothing of the request is held. `code` is the error code of the API envelope."""
+
+    request: int
+    outcome: Outcome
+    code: str
+    message: str
+    retry_after: float | None = None
+
+
+class ItemOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one step produced for one item."""
+
+    request: int
+    index: int
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    """One per token, when asked for."""
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    """The `stop_token_ids` member that ended the item; None at an end token of the model."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Comes with the first output when asked for: one per prompt token, None for the first."""
+    cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache; set on the first output of an item."""
+
+
+class StepOutput(Message):
+    """All outputs of one step for the requests of this connection."""
+
+    step: int
+    outputs: list[ItemOutput]
+
+
+class Ended(Message):
+    """The terminal message of an admitted request: it holds nothing any more."""
+
+    request: int
+    outcome: Outcome
+    message: str = ""
+
+
+class Heartbeat(Message):
+    """Sent by the I/O thread once a second: `step_age` is how long the running step has taken, None when idle."""
+
+    step: int
+    step_age: float | None = None
+    outstanding_tokens: int = 0
+
+
+class BlockCounts(msgspec.Struct, frozen=True, gc=False):
+    total: int
+    free: int
+    cached: int
+    leased: int
+    quarantined: int
+
+
+class SlotCounts(msgspec.Struct, frozen=True, gc=False):
+    total: int
+    free: int
+    leased: int
+
+
+class PermitCount(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    held: int
+    limit: int | None = None
+
+
+class PermitCounts(msgspec.Struct, frozen=True, gc=False):
+    requests: PermitCount
+    items: PermitCount
+    tokens: PermitCount
+
+
+class ItemCounts(msgspec.Struct, frozen=True, gc=False):
+    waiting: int
+    fetching_kv: int
+    running: int
+    preempted: int
+    stalled: int
+
+
+class HolderRow(msgspec.Struct, frozen=True, gc=False):
+    """One lease, as `/ledger` shows it."""
+
+    holder: str
+    request: str
+    label: str
+    state: str
+    blocks: int
+    age_s: float
+
+
+class TokenCounts(msgspec.Struct, frozen=True, gc=False):
+    """Tokens since the engine started, by what became of them."""
+
+    computed: int = 0
+    cached: int = 0
+    recomputed: int = 0
+    sampled: int = 0
+    wasted: int = 0
+
+
+class EngineLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine's entry in `GET /ledger`."""
+
+    model: str
+    index: int
+    epoch: str
+    answering: bool
+    conserved: bool
+    blocks: BlockCounts
+    slots: SlotCounts
+    permits: PermitCounts
+    items: ItemCounts
+    finish_reasons: dict[str, int]
+    holders: list[HolderRow]
+    tokens: TokenCounts = TokenCounts()
+    steps: int = 0
+    preemptions: int = 0
+    unmatched_messages: int = 0
+
+
+class LedgerReply(Message):
+    sequence: int
+    ledger: EngineLedger
+
+
+FromEngine = Ready | Unready | Admitted | Refused | StepOutput | Ended | Heartbeat | LedgerReply
