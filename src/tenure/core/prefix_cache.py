@@ -1,0 +1,90 @@
+"""The prefix cache: which blocks hold which beginning of a text.
+
+A block is named by a hash over all tokens up to its end, so equal names mean equal beginnings. The cache is one more
+holder of a block. It may let go of a block only while it is the sole holder: those blocks are `idle`, least recently
+used first. The ledger owns this object and tells it when a block becomes idle or is taken up again.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+
+BlockHash = bytes
+
+
+def chain_hashes(seed: bytes, salt: str, tokens: Sequence[int], block_size: int) -> list[BlockHash]:
+    """Names of the full blocks of `tokens`, each covering everything before it.
+
+    `seed` keeps names of different servers apart; `salt` keeps callers apart who must not see each other's timing.
+    """
+    parent = blake2b(salt.encode(), key=seed[:64], digest_size=16).digest()
+    hashes: list[BlockHash] = []
+    for end in range(block_size, len(tokens) + 1, block_size):
+        parent = next_hash(parent, tokens[end - block_size : end])
+        hashes.append(parent)
+    return hashes
+
+
+def next_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
+    """The name of the block with `tokens` that follows the block named `parent`."""
+    return blake2b(array("I", tokens).tobytes(), key=parent, digest_size=16).digest()
+
+
+class PrefixCache:
+    """Names of blocks, both ways, and the order in which idle ones may be forgotten."""
+
+    def __init__(self) -> None:
+        self._block_of: dict[BlockHash, int] = {}
+        self._hash_of: dict[int, BlockHash] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._hash_of
+
+    def __len__(self) -> int:
+        return len(self._hash_of)
+
+    @property
+    def idle(self) -> int:
+        """How many blocks only the cache holds."""
+        return len(self._idle)
+
+    @property
+    def blocks(self) -> frozenset[int]:
+        return frozenset(self._hash_of)
+
+    def match(self, hashes: Sequence[BlockHash]) -> list[int]:
+        """The blocks of the longest known beginning."""
+        found: list[int] = []
+        for name in hashes:
+            block = self._block_of.get(name)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def publish(self, name: BlockHash, block: int) -> bool:
+        """Hold `block` under `name`; False when another block has that name already, or the block another name."""
+        if name in self._block_of or block in self._hash_of:
+            return False
+        self._block_of[name] = block
+        self._hash_of[block] = name
+        return True
+
+    def rest(self, block: int) -> None:
+        """The cache became the sole holder."""
+        self._idle[block] = None
+
+    def take_up(self, block: int) -> None:
+        """Somebody else holds the block again."""
+        self._idle.pop(block, None)
+
+    def evict(self) -> int:
+        """Forget the idle block that was used least recently; raises KeyError when none is idle."""
+        block, _ = self._idle.popitem(last=False)
+        del self._block_of[self._hash_of.pop(block)]
+        return block
+
+    def is_idle(self, block: int) -> bool:
+        return block in self._idle
