@@ -1,0 +1,157 @@
+"""Read a tokenizer from a Hugging Face folder.
+
+`tokenizer.json` is the tokenizer; `tokenizer_config.json` names its special tokens and may hold the chat template
+(`chat_template.jinja` wins over it). End tokens are the tokenizer's own and all of `generation_config.json`, or of
+`config.json` where that file names none.
+"""
+
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from tenure.errors import ResourceError
+from tenure.text.vocabulary import Coding, Vocabulary
+
+
+class _TokenizerFile(msgspec.Struct):
+    decoder: dict[str, Any] | None = None
+
+
+class _AddedEntry(msgspec.Struct):
+    content: str
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool | None = None
+
+
+class _NamedToken(msgspec.Struct):
+    content: str
+
+
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: str
+
+
+class _TokenizerConfig(msgspec.Struct):
+    bos_token: str | _NamedToken | None = None
+    eos_token: str | _NamedToken | None = None
+    added_tokens_decoder: dict[int, _AddedEntry] = {}
+    chat_template: str | list[_NamedTemplate] | None = None
+    truncation_side: Literal["left", "right"] = "right"
+
+
+class _EndTokens(msgspec.Struct):
+    """The fields of interest of `generation_config.json` and `config.json`."""
+
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+
+_File = TypeVar("_File", bound=msgspec.Struct)
+
+
+def read_folder(folder: Path) -> Vocabulary:
+    """The vocabulary of a model folder. Raises ResourceError that names the file at fault."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ResourceError(f"{folder}: no tokenizer.json (tokenizers in other formats are not supported)")
+    described = _read(path, _TokenizerFile)
+    config = _read(folder / "tokenizer_config.json", _TokenizerConfig)
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as error:  # the tokenizers library raises plain Exception for a bad file
+        raise ResourceError(f"{path}: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    _add_missing(folder, backend, config)
+    added = backend.get_added_tokens_decoder()
+    bos_token_id, own_end = _id_of(backend, config.bos_token), _id_of(backend, config.eos_token)
+    special_ids = {index for index, token in added.items() if token.special}
+    # Naming a token makes it special, even where tokenizer.json does not say so.
+    special_ids.update(index for index in (bos_token_id, own_end) if index is not None)
+    generation = _read(folder / "generation_config.json", _EndTokens)
+    model = _read(folder / "config.json", _EndTokens)
+    ends = _listed(generation.eos_token_id) or _listed(model.eos_token_id)
+    return Vocabulary(
+        backend=backend,
+        coding=_coding(described.decoder),
+        size=max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1),
+        added_ids=frozenset(added),
+        special_ids=frozenset(special_ids),
+        bos_token_id=model.bos_token_id if bos_token_id is None else bos_token_id,
+        eos_token_ids=tuple(dict.fromkeys([*([] if own_end is None else [own_end]), *ends])),
+        chat_template=_chat_template(folder, config),
+        truncation_side=config.truncation_side,
+    )
+
+
+def _read(path: Path, shape: type[_File]) -> _File:
+    """A JSON file, or its defaults when there is none."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=shape)
+    except FileNotFoundError:
+        return shape()
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ResourceError(f"{path}: {error}") from error
+
+
+def _add_missing(folder: Path, backend: Backend, config: _TokenizerConfig) -> None:
+    """Add the tokens that only `tokenizer_config.json` knows, if they are to get the ids it says."""
+    present = backend.get_added_tokens_decoder()
+    for index, entry in sorted(config.added_tokens_decoder.items()):
+        if index in present:
+            continue
+        token = AddedToken(
+            entry.content,
+            single_word=entry.single_word,
+            lstrip=entry.lstrip,
+            rstrip=entry.rstrip,
+            normalized=not entry.special if entry.normalized is None else entry.normalized,
+            special=entry.special,
+        )
+        (backend.add_special_tokens if entry.special else backend.add_tokens)([token])
+        if backend.token_to_id(entry.content) != index:
+            raise ResourceError(
+                f"{folder}: {entry.content!r} has another id in tokenizer.json than the {index} it should"
+            )
+
+
+def _coding(decoder: dict[str, Any] | None) -> Coding:
+    steps = [step for step in (decoder or {}).get("decoders", [decoder or {}]) if isinstance(step, dict)]
+    types = {step.get("type") for step in steps}
+    if "ByteLevel" in types:
+        return Coding.BYTE_LEVEL
+    if types & {"ByteFallback", "Metaspace"}:
+        return Coding.SENTENCEPIECE
+    return Coding.WORDPIECE if "WordPiece" in types else Coding.PLAIN
+
+
+def _chat_template(folder: Path, config: _TokenizerConfig) -> str | None:
+    path = folder / "chat_template.jinja"
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResourceError(f"{path}: {error}") from error
+    if not isinstance(config.chat_template, list):
+        return config.chat_template
+    named = {entry.name: entry.template for entry in config.chat_template}
+    return named.get("default")
+
+
+def _id_of(backend: Backend, token: str | _NamedToken | None) -> int | None:
+    content = token.content if isinstance(token, _NamedToken) else token
+    return None if content is None else backend.token_to_id(content)
+
+
+def _listed(ids: int | list[int] | None) -> list[int]:
+    if ids is None:
+        return []
+    return [ids] if isinstance(ids, int) else ids

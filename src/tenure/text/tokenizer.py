@@ -1,0 +1,104 @@
+"""Text to token ids and back, for models from GGUF files and from Hugging Face folders."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal
+
+from tenure.errors import CallerError
+from tenure.gguf_file import GGUFFile
+from tenure.source import ResolvedSource, SourceKind
+from tenure.text.folder_vocabulary import read_folder
+from tenure.text.gguf_vocabulary import read_vocabulary
+from tenure.text.vocabulary import Vocabulary, piece_bytes
+
+
+class Tokenizer:
+    """A model's tokenizer. Safe to share between threads and tasks: only a memo of token bytes changes."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._bytes: dict[int, bytes] = {}
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Ids are below this. A model's logits may have more columns; those ids stand for no text."""
+        return self._vocabulary.size
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._vocabulary.bos_token_id
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The ids that end an answer, the tokenizer's own first."""
+        return self._vocabulary.eos_token_ids
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._vocabulary.special_ids
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source."""
+        return self._vocabulary.chat_template
+
+    @property
+    def truncation_side(self) -> Literal["left", "right"]:
+        """Where a prompt that is too long is cut."""
+        return self._vocabulary.truncation_side
+
+    @property
+    def template_variables(self) -> Mapping[str, str]:
+        """What chat templates know by name besides the messages: `bos_token` and `eos_token`, where there are any."""
+        ids = {"bos_token": self.bos_token_id, "eos_token": next(iter(self.eos_token_ids), None)}
+        return MappingProxyType(
+            {key: self.token_bytes(value).decode() for key, value in ids.items() if value is not None}
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text; special tokens written in it become their ids. CallerError for a lone surrogate."""
+        try:
+            return self._vocabulary.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:
+            raise CallerError("the text is not valid Unicode (a lone surrogate)") from None
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of a sequence as the model's authors decode it; bytes that are not UTF-8 become U+FFFD."""
+        dropped = self._vocabulary.special_ids if skip_special_tokens else frozenset()
+        kept = [token for token in ids if 0 <= token < self._vocabulary.size and token not in dropped]
+        return self._vocabulary.backend.decode(kept, skip_special_tokens=False)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The exact bytes of one token; special tokens give their name; b"" for an id without a token."""
+        found = self._bytes.get(token)
+        if found is None:
+            found = self._bytes[token] = self._compute_bytes(token)
+        return found
+
+    def token_text(self, token: int) -> str:
+        """The text of one token, lossy where it holds part of a character."""
+        return self.token_bytes(token).decode("utf-8", errors="replace")
+
+    def token_piece(self, token: int) -> str:
+        """The entry in the vocabulary as it is written there (`Ġhello`); "" for an id without a token."""
+        if not 0 <= token < self._vocabulary.size:
+            return ""
+        return self._vocabulary.backend.id_to_token(token) or ""
+
+    def is_special(self, token: int) -> bool:
+        """Whether `skip_special_tokens` drops the token's text."""
+        return token in self._vocabulary.special_ids
+
+    def _compute_bytes(self, token: int) -> bytes:
+        piece = self.token_piece(token)
+        if token in self._vocabulary.added_ids:
+            return piece.encode()
+        return piece_bytes(piece, self._vocabulary.coding)
+
+
+def load_tokenizer(source: ResolvedSource) -> Tokenizer:
+    """The tokenizer of a model. Raises ResourceError, naming the file, when it is missing, broken or unsupported."""
+    if source.kind is SourceKind.GGUF:
+        with GGUFFile.open(source.path) as file:
+            return Tokenizer(read_vocabulary(file.metadata, str(source.path)))
+    return Tokenizer(read_folder(source.path))
