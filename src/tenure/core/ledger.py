@@ -10,7 +10,8 @@ free anything. Letting go twice, or as a stranger, raises and changes nothing.
 Each block is counted once: quarantined (a lease that only transfers hold), else leased, else cached, else free.
 Conservation: free + cached + leased + quarantined = total for blocks, free + leased = total for slots.
 
-The leases are the truth; the per-block count `_uses` is derived from them and compared with them by `audit`.
+The leases are the truth; the per-block count `_uses` and the number of blocks in use `_in_use` are derived from them
+and compared with them by `audit`.
 The engine loop is the only thread that touches this object.
 """
 
@@ -94,6 +95,7 @@ class Ledger:
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._generations = [0] * num_slots
         self._uses = [0] * num_blocks
+        self._in_use = 0
         self._leases: dict[int, Lease] = {}
         self._opened = 0
 
@@ -128,7 +130,7 @@ class Ledger:
                 raise LedgerError(f"block {block} is not cached")
         for block in blocks:
             self.cache.take_up(block)
-            self._uses[block] += 1
+            self._take(block)
         lease.blocks.extend(blocks)
 
     def grow(self, lease: Lease, count: int) -> list[int]:
@@ -141,7 +143,7 @@ class Ledger:
             raise LedgerError(f"{count} blocks wanted, {self.available_blocks} available")
         fresh = [self._free_blocks.pop() if self._free_blocks else self.cache.evict() for _ in range(count)]
         for block in fresh:
-            self._uses[block] = 1
+            self._take(block)
         lease.blocks.extend(fresh)
         return fresh
 
@@ -178,12 +180,11 @@ class Ledger:
 
     def snapshot(self) -> LedgerSnapshot:
         quarantined = self._quarantined()
-        free, cached = len(self._free_blocks), self.cache.idle
         return LedgerSnapshot(
             total=self.num_blocks,
-            free=free,
-            cached=cached,
-            leased=self.num_blocks - free - cached - len(quarantined),
+            free=len(self._free_blocks),
+            cached=self.cache.idle,
+            leased=self._in_use - len(quarantined),
             quarantined=len(quarantined),
             slots_total=self.num_slots,
             slots_free=len(self._free_slots),
@@ -200,7 +201,7 @@ class Ledger:
         idle = {block for block in self.cache.blocks if block not in uses}
         if self.cache.idle != len(idle) or not all(self.cache.is_idle(block) for block in idle):
             raise LedgerError("the cache's idle blocks are not those that only it holds")
-        if len(free) + len(idle) + len(uses) != self.num_blocks:
+        if self._in_use != len(uses) or len(free) + len(idle) + len(uses) != self.num_blocks:
             raise LedgerError(f"{len(free)} free + {len(idle)} cached + {len(uses)} leased != {self.num_blocks} blocks")
         slots = [lease.slot for lease in self._leases.values()]
         if sorted(slots + self._free_slots) != list(range(self.num_slots)):
@@ -212,10 +213,15 @@ class Ledger:
         if self._leases.get(lease.number) is not lease:
             raise LedgerError(f"{lease} is not open")
 
+    def _take(self, block: int) -> None:
+        self._in_use += not self._uses[block]
+        self._uses[block] += 1
+
     def _let_go(self, block: int) -> None:
         self._uses[block] -= 1
         if self._uses[block]:
             return
+        self._in_use -= 1
         if block in self.cache:
             self.cache.rest(block)
         else:

@@ -1,0 +1,38 @@
+"""Whether the token just sampled was an item's last."""
+
+from collections.abc import Sequence
+
+from tenure.core.request import Item
+from tenure.outcomes import FinishReason
+from tenure.sampling import RepetitionDetection
+
+
+def finish_of(item: Item) -> tuple[FinishReason | None, int | None]:
+    """The finish reason of `item` after its newest token, with the stop token that caused it; (None, None): go on."""
+    sampling = item.sampling
+    produced = len(item.tokens) - item.prompt_length
+    if produced:
+        token = item.tokens[-1]
+        if token in sampling.eos_token_ids and not sampling.ignore_eos and produced > sampling.min_tokens:
+            return FinishReason.STOP, None
+        if token in sampling.stop_token_ids and produced > sampling.min_tokens:
+            return FinishReason.STOP, token
+        if sampling.repetition_detection is not None and repeats(
+            item.tokens, item.prompt_length, sampling.repetition_detection
+        ):
+            return FinishReason.REPETITION, None
+    if produced >= item.max_tokens:
+        return FinishReason.LENGTH, None
+    return None, None
+
+
+def repeats(tokens: Sequence[int], begin: int, rule: RepetitionDetection) -> bool:
+    """True when `tokens[begin:]` ends in `rule.min_count` copies of one pattern of an allowed size."""
+    for size in range(rule.min_size, rule.max_size + 1):
+        needed = size * rule.min_count
+        if len(tokens) - begin < needed:
+            return False
+        tail = tokens[len(tokens) - needed :]
+        if tail[size:] == tail[:-size]:
+            return True
+    return False

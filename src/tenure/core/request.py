@@ -1,0 +1,171 @@
+"""What the scheduler knows of a request and of its items."""
+
+from collections.abc import Sequence
+
+from tenure.core.ledger import Holder, HolderKind, Lease
+from tenure.core.lifecycle import FINAL, Event, State, step
+from tenure.core.prefix_cache import BlockHash
+from tenure.outcomes import Outcome
+from tenure.sampling import SamplingParams, TokenLogprobs
+
+
+class Item:
+    """One sequence. The scheduler owns and changes it; `state` only ever through `apply`."""
+
+    __slots__ = (
+        "cached",
+        "choice",
+        "computed",
+        "followers",
+        "hashes",
+        "index",
+        "lease",
+        "max_tokens",
+        "number",
+        "pending",
+        "planned",
+        "preemptions",
+        "prompt_length",
+        "prompt_logprobs",
+        "published",
+        "reached",
+        "reported",
+        "request",
+        "state",
+        "tokens",
+        "told_blocks",
+    )
+
+    def __init__(self, number: int, request: "Request", index: int, choice: int, prompt: Sequence[int]) -> None:
+        self.number = number
+        self.request = request
+        self.index = index
+        self.choice = choice
+        self.tokens = list(prompt)
+        self.prompt_length = len(prompt)
+        self.max_tokens = request.sampling.max_tokens  # the scheduler lowers it to what fits
+        self.state = State.ADMITTED
+        self.lease: Lease | None = None
+        self.followers: list[Item] = []  # other choices of the same prompt, which wait for it to be computed
+        self.computed = 0  # tokens whose keys and values a landed step has written
+        self.planned = 0  # the same, with the steps in flight
+        self.pending = 0  # samples in flight
+        self.reached = 0  # most tokens ever computed: below it, work is done again after a preemption
+        self.told_blocks = 0  # how much of the block table the executor knows
+        self.hashes: list[BlockHash] = []
+        self.published = 0
+        self.cached = 0
+        self.preemptions = 0
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
+        self.reported = False
+
+    def __repr__(self) -> str:
+        return f"<Item {self.number}: {self.state}, {self.computed}/{len(self.tokens)} tokens computed>"
+
+    @property
+    def holder(self) -> Holder:
+        return Holder(HolderKind.ITEM, self.number)
+
+    @property
+    def age(self) -> tuple[int, int, int]:
+        """Sort key: the smaller, the sooner it is served and the later it is evicted."""
+        return (self.request.priority, self.request.arrival, self.index)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def ended(self) -> bool:
+        return self.state in FINAL
+
+    @property
+    def length(self) -> int:
+        """Tokens known, with the samples in flight."""
+        return len(self.tokens) + self.pending
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to be planned. The last token that may be sampled is never computed."""
+        last = self.prompt_length + max(0, self.max_tokens - 1)
+        return min(self.length, last) - self.planned
+
+    @property
+    def prefilling(self) -> bool:
+        """More than the one token of a decode step is left."""
+        return self.planned < self.prompt_length or self.remaining > 1
+
+    def apply(self, event: Event) -> None:
+        self.state = step(self.state, event)
+
+    def forget_progress(self) -> None:
+        """After a preemption everything is computed anew, apart from what the prefix cache still knows."""
+        self.computed = self.planned = self.pending = self.published = self.told_blocks = 0
+        self.preemptions += 1
+
+    def note_prompt_logprobs(self, start: int, new: list[TokenLogprobs | None] | None) -> None:
+        """Keep those of `new`, predicted from position `start` on, that are not known from before a preemption.
+
+        A row that starts at 0 reports position 0 as well (as None), a later one begins with position start + 1.
+        """
+        if new is not None:
+            self.prompt_logprobs += new[len(self.prompt_logprobs) - (start + 1 if start else 0) :]
+
+
+class Request:
+    """One HTTP call: the owner of its items, and the holder of one outcome."""
+
+    __slots__ = (
+        "arrival",
+        "arrived_at",
+        "cache_salt",
+        "computed",
+        "items",
+        "label",
+        "leases",
+        "message",
+        "number",
+        "outcome",
+        "priority",
+        "public_id",
+        "sampling",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams,
+        *,
+        n: int = 1,
+        priority: int = 0,
+        cache_salt: str = "",
+        public_id: str = "",
+        label: str = "",
+        arrived_at: float = 0.0,
+    ) -> None:
+        self.number = number
+        self.sampling = sampling
+        self.priority = priority
+        self.cache_salt = cache_salt
+        self.public_id = public_id
+        self.label = label
+        self.arrived_at = arrived_at
+        self.arrival = 0  # set by the scheduler
+        self.outcome: Outcome | None = None
+        self.message = ""
+        self.computed = 0
+        self.leases: set[int] = set()  # numbers of the leases that are not free yet
+        self.items: list[Item] = []
+        for prompt in prompts:
+            group = [Item(0, self, len(self.items) + choice, choice, prompt) for choice in range(n)]
+            group[0].followers = group[1:]
+            self.items += group
+
+    def __repr__(self) -> str:
+        return f"<Request {self.number}: {self.items}, {len(self.leases)} leases>"
+
+    @property
+    def over(self) -> bool:
+        """All items have ended and nothing is held any more."""
+        return not self.leases and all(item.ended for item in self.items)

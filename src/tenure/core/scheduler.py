@@ -1,0 +1,407 @@
+"""Which items get which tokens of the next step: continuous batching with chunked prefill over paged blocks.
+
+    receive (add, cancel, finish_item) -> plan -> [executor] -> land -> receive ...
+
+`plan` decides and books what it decided; `land` books what the executor reports and returns what to tell the callers.
+Nothing here blocks, sleeps or looks at a clock. Mutable state, changed by these methods only:
+
+- `_requests`: every request that has not ended or still holds something.
+- `_waiting`: items in state waiting or preempted.   `_running`: items in state running, least recently served first.
+- `_steps`: the plans in flight, oldest first. A step is a holder of the lease of each of its rows, so an item that
+  ends while a step runs frees its blocks when that step lands. A caller may keep one plan in flight while it plans
+  the next.
+
+Invariants: an item holds a lease exactly while running or stalled; the oldest running item is never evicted, so there
+is always progress; a plan acquires all matched blocks before it allocates any, so it cannot evict what it matched.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from tenure.core.budget import Purse, StepBudget
+from tenure.core.finish import finish_of
+from tenure.core.ledger import Holder, HolderKind, Lease, Ledger, LedgerError
+from tenure.core.lifecycle import Event, State
+from tenure.core.plan import Row, RowResult, Start, StepPlan, StepResult
+from tenure.core.prefix_cache import chain_hashes, next_hash
+from tenure.core.report import Counts, Effects, Limits, Output, SchedulerSnapshot
+from tenure.core.request import Item, Request
+from tenure.core.waiting import WaitingQueue
+from tenure.outcomes import FinishReason, Outcome
+
+_PROMPT_SHARE = 0.25
+"""The part of a step that decoding leaves to prompts when there are any, so that neither starves the other."""
+
+
+class Flight(NamedTuple):
+    """A row of a plan in flight, and the lease that it runs on."""
+
+    item: Item
+    lease: Lease
+    row: Row
+
+
+class Scheduler:
+    """See the module's docstring. `cache_seed` keys the names of cached blocks."""
+
+    def __init__(self, limits: Limits, *, cache_seed: bytes = b"", prefix_caching: bool = True) -> None:
+        self.limits = limits
+        self.ledger = Ledger(limits.num_blocks, limits.num_slots)
+        self.counts = Counts()
+        self.finish_reasons: Counter[str] = Counter()
+        self._cache_seed = cache_seed
+        self._prefix_caching = prefix_caching
+        self._requests: dict[int, Request] = {}
+        self._waiting = WaitingQueue()
+        self._running: OrderedDict[Item, None] = OrderedDict()
+        self._steps: OrderedDict[int, list[Flight]] = OrderedDict()
+        self._states: Counter[State] = Counter()
+        self._arrivals = 0
+        self._items = 0
+
+    # receive
+
+    def add(self, request: Request) -> None:
+        """Take in an admitted request; the first choice of each prompt waits, the others follow once it is computed.
+
+        Each prompt has at least one token and leaves room for one more in `limits.capacity`.
+        """
+        if request.number in self._requests:
+            raise LedgerError(f"request {request.number} exists already")
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        self._requests[request.number] = request
+        for item in request.items:
+            self._items += 1
+            item.number = self._items
+            item.max_tokens = min(item.max_tokens, self.limits.capacity - item.prompt_length)
+            self._states[item.state] += 1
+        for item in request.items:
+            if item.choice == 0:
+                self._enqueue(item)
+
+    def cancel(self, number: int, outcome: Outcome, message: str = "") -> list[Request]:
+        """End all items of a request with `outcome`; returns it if it holds nothing any more.
+
+        A request that is unknown or has an outcome already is counted and otherwise ignored.
+        """
+        request = self._requests.get(number)
+        if request is None or request.outcome is not None:
+            self.counts.unmatched += 1
+            return []
+        self._fail(request, outcome, message)
+        return self._close([request])
+
+    def finish_item(self, number: int, index: int) -> list[Request]:
+        """The caller needs no more of this item; returns its request if that was the last thing it held.
+
+        Anything but an item that has produced tokens and may produce more is counted and otherwise ignored.
+        """
+        request = self._requests.get(number)
+        item = request.items[index] if request is not None and 0 <= index < len(request.items) else None
+        if request is None or item is None or item.ended or len(item.tokens) == item.prompt_length:
+            self.counts.unmatched += 1
+            return []
+        self.finish_reasons[FinishReason.STOP] += 1
+        self._leave(item, Event.FINISH)
+        return self._close([request])
+
+    # plan
+
+    def plan(self, budget: StepBudget) -> StepPlan | None:
+        """The next step, or None when nothing can be computed before something else happens."""
+        prompts_due = len(self._waiting) > 0 or any(item.prefilling for item in self._running)
+        purse = Purse(budget, _PROMPT_SHARE if prompts_due else 0.0)
+        preemptions = self.counts.preemptions
+        flights = self._allocate(self._choose(purse))
+        starts: list[Start] = []
+        if self.counts.preemptions == preemptions:
+            self._start_waiting(purse, flights, starts)
+        if not flights:
+            return None
+        self.counts.steps += 1
+        step = Holder(HolderKind.STEP, self.counts.steps)
+        for flight in flights:
+            self.ledger.hold(flight.lease, step)
+            self._running.move_to_end(flight.item)
+        self._steps[self.counts.steps] = flights
+        return StepPlan(self.counts.steps, starts, [flight.row for flight in flights])
+
+    def _choose(self, purse: Purse) -> list[tuple[Item, int]]:
+        """Running items and how many tokens each may advance: those that decode first, then prompts."""
+        chosen: list[tuple[Item, int]] = []
+        prompts: list[Item] = []
+        for item in self._running:
+            if item.prefilling:
+                prompts.append(item)
+            elif item.remaining and purse.take(item.planned, 1, at_least=not chosen):
+                chosen.append((item, 1))
+        purse.open_reserve()
+        for number, item in enumerate(prompts):
+            least = 0 if number else self.limits.block_size
+            if item.remaining and (count := purse.take(item.planned, item.remaining, least)):
+                chosen.append((item, count))
+        return chosen
+
+    def _allocate(self, chosen: list[tuple[Item, int]]) -> list[Flight]:
+        """Find blocks for the chosen rows, oldest item first; younger items are evicted to make room."""
+        flights = []
+        for item, count in sorted(chosen, key=lambda row: row[0].age):
+            if item.state is State.RUNNING and self._make_room(item, item.planned + count):
+                flights.append(self._book(item, count))
+        return flights
+
+    def _make_room(self, item: Item, length: int) -> bool:
+        """Have the blocks for `length` tokens of `item` available. False: not before a step or transfer has ended."""
+        assert item.lease is not None
+        while self._blocks_for(length) - len(item.lease.blocks) > self.ledger.available_blocks:
+            if any(flight.item.lease is not flight.lease for flights in self._steps.values() for flight in flights):
+                return False  # an item that left is about to free its blocks: evicting more would be in vain
+            youngest = max(self._running, key=lambda candidate: candidate.age)
+            if len(self._running) == 1:
+                return False
+            self._preempt(youngest)
+            if youngest is item:
+                return False
+        return True
+
+    def _start_waiting(self, purse: Purse, flights: list[Flight], starts: list[Start]) -> None:
+        """Let the oldest waiting items run while slots, blocks and budget last; stop at the first that does not fit."""
+        least = 0 if any(flight.row.count > 1 for flight in flights) else self.limits.block_size
+        while self.ledger.available_slots and (item := self._waiting.head()) is not None:
+            matched = self._matched(item)
+            fresh = self._blocks_for(min(len(item.tokens) + 1, self.limits.capacity)) - len(matched)
+            idle = sum(self.ledger.cache.is_idle(block) for block in matched)
+            # One block for each item that runs is left, so that an item is not evicted right after it was started.
+            if fresh + len(self._running) > self.ledger.available_blocks - idle:
+                return
+            start = len(matched) * self.limits.block_size
+            count = purse.take(start, len(item.tokens) - start, least)
+            if not count:
+                return
+            least = 0
+            self._start(item, matched)
+            starts.append(self._start_of(item))
+            flights.append(self._book(item, count, reserve=fresh))
+
+    def _matched(self, item: Item) -> list[int]:
+        """Cached blocks that begin the item's text, always leaving at least one token to compute."""
+        if not self._prefix_caching or item.sampling.prompt_logprobs is not None:
+            return []
+        size = self.limits.block_size
+        if len(item.hashes) < len(item.tokens) // size:
+            item.hashes = chain_hashes(self._cache_seed, item.request.cache_salt, item.tokens, size)
+        return self.ledger.cache.match(item.hashes[: (len(item.tokens) - 1) // size])
+
+    def _start(self, item: Item, matched: list[int]) -> None:
+        item.lease = self.ledger.open(item.holder)
+        item.request.leases.add(item.lease.number)
+        self.ledger.share(item.lease, matched)
+        self._waiting.remove(item)
+        self._running[item] = None
+        self._apply(item, Event.START)
+        item.computed = item.planned = len(matched) * self.limits.block_size
+        item.published = len(matched)
+        self.counts.cached += item.planned
+        if not item.preemptions:
+            item.cached = min(item.planned, item.prompt_length)
+
+    def _start_of(self, item: Item) -> Start:
+        assert item.lease is not None
+        lease = item.lease
+        return Start(lease.slot, lease.generation, list(item.tokens), item.prompt_length, item.choice, item.sampling)
+
+    def _book(self, item: Item, count: int, reserve: int = 0) -> Flight:
+        """Give `item` the blocks it lacks (`reserve` at least) and note `count` more tokens as planned."""
+        assert item.lease is not None
+        lease = item.lease
+        lacking = self._blocks_for(item.planned + count) - len(lease.blocks)
+        if max(lacking, reserve) > 0:
+            self.ledger.grow(lease, max(lacking, reserve))
+        samples = item.planned + count == item.length and item.max_tokens > 0
+        row = Row(lease.slot, lease.generation, item.planned, count, lease.blocks[item.told_blocks :], samples)
+        item.told_blocks = len(lease.blocks)
+        item.planned += count
+        item.pending += samples
+        return Flight(item, lease, row)
+
+    # land
+
+    def land(self, result: StepResult) -> Effects:
+        """Book the results of a step. One that is not in flight is counted and otherwise ignored."""
+        flights = self._steps.pop(result.number, None)
+        if flights is None:
+            self.counts.unmatched += 1
+            return Effects([], [])
+        step = Holder(HolderKind.STEP, result.number)
+        outputs: list[Output] = []
+        for flight, row in zip(flights, result.rows, strict=True):
+            assert (row.slot, row.generation) == (flight.lease.slot, flight.lease.generation)
+            self._release(flight.item.request, flight.lease, step)
+            if flight.item.lease is flight.lease:  # else it left, or was evicted, while the step ran
+                outputs += self._land_row(flight, row)
+        touched = dict.fromkeys(flight.item.request for flight in flights)
+        return Effects(outputs, self._close(touched))
+
+    def _land_row(self, flight: Flight, result: RowResult) -> list[Output]:
+        item, row = flight.item, flight.row
+        item.computed = row.start + row.count
+        item.request.computed += row.count
+        self.counts.computed += row.count
+        self.counts.recomputed += max(0, min(item.computed, item.reached) - row.start)
+        item.reached = max(item.reached, item.computed)
+        if result.error is not None:
+            self._fail(item.request, Outcome.ENGINE_ERROR, result.error)
+            return []
+        self._publish(item)
+        item.note_prompt_logprobs(row.start, result.prompt_logprobs)
+        if item.computed >= item.prompt_length:
+            self._enqueue_followers(item)
+        if not row.samples and (item.max_tokens or item.computed < item.prompt_length):
+            return []
+        if row.samples:
+            assert result.token is not None
+            item.pending -= 1
+            item.tokens.append(result.token)
+            self.counts.sampled += 1
+        return [self._output(item, result)]
+
+    def _output(self, item: Item, result: RowResult) -> Output:
+        """What to tell of the item; ends it when that was its last token."""
+        reason, stop_token = finish_of(item)
+        first, item.reported = not item.reported, True
+        output = Output(
+            item.request,
+            item.index,
+            result.token,
+            result.logprobs,
+            reason,
+            stop_token,
+            item.prompt_logprobs if first and item.sampling.prompt_logprobs is not None else None,
+            item.cached if first else 0,
+        )
+        if reason is not None:
+            self.finish_reasons[reason] += 1
+            self._leave(item, Event.FINISH)
+        return output
+
+    def _publish(self, item: Item) -> None:
+        """Let others find the blocks that are complete now."""
+        if not self._prefix_caching or item.sampling.prompt_logprobs is not None:
+            return
+        assert item.lease is not None
+        size = self.limits.block_size
+        for index in range(item.published, item.computed // size):
+            if index == len(item.hashes):
+                tokens = item.tokens[: (index + 1) * size]
+                item.hashes.append(
+                    next_hash(item.hashes[-1], tokens[-size:])
+                    if index
+                    else chain_hashes(self._cache_seed, item.request.cache_salt, tokens, size)[0]
+                )
+            self.ledger.publish(item.lease, index, item.hashes[index])
+        item.published = item.computed // size
+
+    # leaving
+
+    def _apply(self, item: Item, event: Event) -> None:
+        before = item.state
+        item.apply(event)
+        self._states[before] -= 1
+        self._states[item.state] += 1
+
+    def _enqueue(self, item: Item) -> None:
+        self._apply(item, Event.ENQUEUE)
+        self._waiting.push(item)
+
+    def _enqueue_followers(self, item: Item) -> None:
+        for follower in item.followers:
+            self._enqueue(follower)
+        item.followers = []
+
+    def _preempt(self, item: Item) -> None:
+        self._apply(item, Event.PREEMPT)
+        self._running.pop(item)
+        self._let_go(item)
+        item.forget_progress()
+        self._waiting.push(item)
+        self.counts.preemptions += 1
+
+    def _leave(self, item: Item, event: Event) -> None:
+        """The one way out for an item, wherever it is."""
+        self._apply(item, event)
+        if item in self._waiting:
+            self._waiting.remove(item)
+        self._running.pop(item, None)
+        self._let_go(item)
+
+    def _let_go(self, item: Item) -> None:
+        if item.lease is not None:
+            lease, item.lease = item.lease, None
+            self._release(item.request, lease, item.holder)
+
+    def _release(self, request: Request, lease: Lease, holder: Holder) -> None:
+        if self.ledger.release(lease, holder):
+            request.leases.remove(lease.number)
+
+    def _fail(self, request: Request, outcome: Outcome, message: str) -> None:
+        request.outcome, request.message = outcome, message
+        for item in request.items:
+            if not item.ended:
+                self._leave(item, Event.ABORT)
+
+    def _close(self, requests: Iterable[Request]) -> list[Request]:
+        """Those of `requests` that are over; they are forgotten here, so each is returned once."""
+        over = [request for request in requests if request.over]
+        for request in over:
+            request.outcome = request.outcome or Outcome.OK
+            if request.outcome is not Outcome.OK:
+                self.counts.wasted += request.computed
+            for item in request.items:
+                self._states[item.state] -= 1
+            del self._requests[request.number]
+        return over
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.limits.block_size)
+
+    # looking
+
+    @property
+    def busy(self) -> bool:
+        """Some request has not ended, or still holds something."""
+        return bool(self._requests)
+
+    def requests(self) -> Iterable[Request]:
+        """All open requests, oldest first."""
+        return self._requests.values()
+
+    def snapshot(self) -> SchedulerSnapshot:
+        return SchedulerSnapshot(
+            ledger=self.ledger.snapshot(),
+            items={state: count for state, count in self._states.items() if count},
+            counts=msgspec.structs.replace(self.counts),
+            finish_reasons=dict(self.finish_reasons),
+            requests=len(self._requests),
+        )
+
+    def audit(self) -> None:
+        """Recount everything; raises `LedgerError` naming what does not add up."""
+        self.ledger.audit()
+        items = [item for request in self._requests.values() for item in request.items]
+        states = Counter(item.state for item in items)
+        if states != +self._states:
+            raise LedgerError(f"item counts {self._states} differ from the items {states}")
+        for item in items:
+            if (item.lease is not None) != (item.state in (State.RUNNING, State.STALLED)):
+                raise LedgerError(f"{item} and its lease disagree")
+            if (item in self._waiting) != (item.state in (State.WAITING, State.PREEMPTED)):
+                raise LedgerError(f"{item} and the queue disagree")
+            if (item in self._running) != (item.state is State.RUNNING):
+                raise LedgerError(f"{item} and the running list disagree")
+        open_leases = {lease.number for lease in self.ledger.leases()}
+        if open_leases != {number for request in self._requests.values() for number in request.leases}:
+            raise LedgerError("an open lease belongs to no request")

@@ -1,0 +1,43 @@
+"""The queue of items that wait for a slot: oldest first, at a cost that does not grow with its length."""
+
+import heapq
+
+from tenure.core.request import Item
+
+_COMPACT_ABOVE = 64
+
+
+class WaitingQueue:
+    """A heap by age. An item that leaves early stays behind as a dead entry, until it surfaces or dead ones abound."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, int, int], int, Item]] = []
+        self._live: dict[Item, int] = {}  # the number of its living entry
+        self._pushed = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._live
+
+    def push(self, item: Item) -> None:
+        self._pushed += 1
+        self._live[item] = self._pushed
+        heapq.heappush(self._heap, (item.age, self._pushed, item))
+
+    def head(self) -> Item | None:
+        """The oldest item, left in place."""
+        while self._heap and not self._alive(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+    def remove(self, item: Item) -> None:
+        """Take any item out; raises KeyError when it is not there."""
+        del self._live[item]
+        if len(self._heap) > _COMPACT_ABOVE and len(self._heap) > 2 * len(self._live):
+            self._heap = [entry for entry in self._heap if self._alive(entry)]
+            heapq.heapify(self._heap)
+
+    def _alive(self, entry: tuple[tuple[int, int, int], int, Item]) -> bool:
+        return self._live.get(entry[2]) == entry[1]
