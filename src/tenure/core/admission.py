@@ -1,0 +1,131 @@
+"""The gate: who may have work in this engine at all.
+
+A request is admitted whole or not at all: it gets one permit for itself, one for each of its items and one for each of
+its prompt tokens, as a `Permit` held by its connection. Only `release` of that permit gives them back; a second
+release raises. Limits are exact because the gate is the only one that counts, and it counts at the moment it answers.
+The engine's I/O thread is the only thread that touches this object.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tenure.core.ledger import LedgerError
+from tenure.core.lifecycle import Event, State, step
+from tenure.outcomes import Outcome
+
+
+class GateLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be open at a time, running and waiting together; and what a single item may be."""
+
+    items: int
+    tokens: int
+    capacity: int
+    """The most tokens of one item, prompt and output together: window or block pool, whichever is smaller."""
+    vocabulary_size: int
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a request is not admitted; `code` is the error code of the HTTP API."""
+
+    outcome: Outcome
+    code: str
+    message: str
+
+
+class GateSnapshot(msgspec.Struct, frozen=True, gc=False):
+    requests: int
+    items: int
+    items_limit: int
+    tokens: int
+    tokens_limit: int
+
+
+class Permit:
+    """What one request may occupy; only the gate changes it."""
+
+    __slots__ = ("items", "number", "state", "tokens")
+
+    def __init__(self, number: int, items: int, tokens: int) -> None:
+        self.number = number
+        self.items = items
+        self.tokens = tokens
+        self.state = State.RECEIVED
+
+    def __repr__(self) -> str:
+        return f"<Permit {self.number}: {self.state}, {self.items} items, {self.tokens} tokens>"
+
+
+class Gate:
+    """Counts permits; see the module's docstring."""
+
+    def __init__(self, limits: GateLimits) -> None:
+        self.limits = limits
+        self._permits: dict[int, Permit] = {}
+        self._items = 0
+        self._tokens = 0
+        self._asked = 0
+
+    def __repr__(self) -> str:
+        return repr(self.snapshot())
+
+    def ask(self, prompts: Sequence[Sequence[int]], n: int) -> Permit | Refusal:
+        """Admit a request of `n` choices for each of `prompts`, or say why not. Nothing is held after a refusal."""
+        self._asked += 1
+        permit = Permit(self._asked, len(prompts) * n, sum(map(len, prompts)))
+        refusal = self._unfit(prompts, n) or self._too_large(permit) or self._full(permit)
+        permit.state = step(permit.state, Event.REFUSE if refusal else Event.ADMIT)
+        if refusal:
+            return refusal
+        self._permits[permit.number] = permit
+        self._items += permit.items
+        self._tokens += permit.tokens
+        return permit
+
+    def release(self, permit: Permit) -> None:
+        """The request ended and holds nothing; raises when the permit is not held."""
+        if self._permits.pop(permit.number, None) is not permit:
+            raise LedgerError(f"{permit} is not held")
+        self._items -= permit.items
+        self._tokens -= permit.tokens
+
+    def snapshot(self) -> GateSnapshot:
+        return GateSnapshot(len(self._permits), self._items, self.limits.items, self._tokens, self.limits.tokens)
+
+    def audit(self) -> None:
+        """Recount; raises `LedgerError` when the sums differ from the permits or pass a limit."""
+        items = sum(permit.items for permit in self._permits.values())
+        tokens = sum(permit.tokens for permit in self._permits.values())
+        if (items, tokens) != (self._items, self._tokens):
+            raise LedgerError(f"{self} differs from its permits: {items} items, {tokens} tokens")
+        if items > self.limits.items or tokens > self.limits.tokens:
+            raise LedgerError(f"{self} is past its limits")
+
+    def _unfit(self, prompts: Sequence[Sequence[int]], n: int) -> Refusal | None:
+        """What the edge should have refused already; checked again, since nothing unfit may reach the scheduler."""
+        if not prompts or n < 1:
+            return Refusal(Outcome.INVALID, "invalid_request", "a request needs at least one prompt and one choice")
+        for position, prompt in enumerate(prompts):
+            if not prompt or min(prompt) < 0 or max(prompt) >= self.limits.vocabulary_size:
+                message = f"prompt {position} is empty or has tokens outside the vocabulary"
+                return Refusal(Outcome.INVALID, "invalid_request", message)
+            if len(prompt) >= self.limits.capacity:
+                message = f"prompt {position} has {len(prompt)} tokens; at most {self.limits.capacity - 1} fit"
+                return Refusal(Outcome.INVALID, "context_length_exceeded", message)
+        return None
+
+    def _too_large(self, permit: Permit) -> Refusal | None:
+        """Larger by itself than a limit: waiting would not help."""
+        for what, wanted, limit in (
+            ("items", permit.items, self.limits.items),
+            ("prompt tokens", permit.tokens, self.limits.tokens),
+        ):
+            if wanted > limit:
+                message = f"the request has {wanted} {what}; this server takes at most {limit} at a time"
+                return Refusal(Outcome.INVALID, "invalid_request", message)
+        return None
+
+    def _full(self, permit: Permit) -> Refusal | None:
+        if self._items + permit.items <= self.limits.items and self._tokens + permit.tokens <= self.limits.tokens:
+            return None
+        return Refusal(Outcome.QUEUE_FULL, "queue_full", "too many requests are waiting; try again later")
