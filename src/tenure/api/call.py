@@ -1,0 +1,158 @@
+"""What a handler gets: one HTTP request, complete and checked, and the ways to answer it."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+import anyio
+import msgspec
+from starlette.datastructures import Headers, QueryParams
+from starlette.types import Send
+
+from tenure.api import errors
+from tenure.api.errors import ApiError
+from tenure.api.limits import HttpLimits
+from tenure.api.routes import Route
+from tenure.api.sse import EventStream
+from tenure.api.visit import Stage, Visit
+
+ContextT = TypeVar("ContextT")
+Translate = Callable[[Exception], ApiError | None]
+"""Turns an error of a lower layer into the caller's; None when it is a bug."""
+
+
+class Call(Generic[ContextT]):
+    """One HTTP request inside the guard. A handler answers once: `respond`, `respond_json` or `event_stream`.
+
+    To refuse, a handler raises `ApiError` (or an error that the application's `translate` knows).
+    """
+
+    def __init__(
+        self, visit: Visit, context: ContextT, send: Send, *, limits: HttpLimits, translate: Translate
+    ) -> None:
+        self.context = context
+        self._visit = visit
+        self._send = send
+        self._limits = limits
+        self._translate = translate
+
+    @property
+    def route(self) -> Route:
+        return self._visit.arrival.route
+
+    @property
+    def method(self) -> str:
+        return self._visit.arrival.method
+
+    @property
+    def path(self) -> str:
+        return self._visit.arrival.path
+
+    @property
+    def path_params(self) -> Mapping[str, str]:
+        return self._visit.arrival.path_params
+
+    @property
+    def headers(self) -> Headers:
+        return self._visit.arrival.headers
+
+    @property
+    def query(self) -> QueryParams:
+        return self._visit.arrival.query
+
+    @property
+    def body(self) -> bytes:
+        """Complete and bounded; empty on a route that takes none."""
+        return self._visit.body
+
+    @property
+    def request_id(self) -> str:
+        """32 hexadecimal digits, made by the server."""
+        return self._visit.arrival.request_id
+
+    @property
+    def label(self) -> str:
+        """The caller's `X-Request-Id`: to show, never to match."""
+        return self._visit.arrival.label
+
+    @property
+    def received_at(self) -> float:
+        """Monotonic seconds."""
+        return self._visit.arrival.received_at
+
+    @property
+    def data_parallel_rank(self) -> int | None:
+        """`X-data-parallel-rank`: an integer, its range unchecked."""
+        return self._visit.data_parallel_rank
+
+    @property
+    def model(self) -> str:
+        """The served name under which the request is counted; set it as soon as it is known."""
+        return self._visit.model
+
+    @model.setter
+    def model(self, name: str) -> None:
+        self._visit.model = name
+
+    async def respond(
+        self,
+        status: int,
+        content: bytes,
+        media_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send a whole response."""
+        given = {"content-type": media_type, "content-length": str(len(content)), **(headers or {})}
+        raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in given.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        await self._send({"type": "http.response.body", "body": content, "more_body": False})
+
+    async def respond_json(self, value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        """Send a msgspec-encodable value."""
+        await self.respond(status, msgspec.json.encode(value), headers=headers)
+
+    async def respond_error(self, error: ApiError) -> None:
+        """Send an error envelope in the route's dialect. Handlers raise instead."""
+        await self.respond(error.status, error.body(self.route.error_dialect), headers=error.headers)
+
+    def explain(self, exc: Exception) -> ApiError:
+        """The caller's view of a failure; a bug is `internal_error`, without details."""
+        if isinstance(exc, ExceptionGroup):
+            causes = [self.explain(inner) for inner in exc.exceptions if isinstance(inner, Exception)]
+            bugs = [cause for cause in causes if cause.code == "internal_error"]
+            return (bugs or causes)[0]
+        known = exc if isinstance(exc, ApiError) else self._translate(exc)
+        return errors.internal_error() if known is None else known
+
+    @asynccontextmanager
+    async def event_stream(self) -> AsyncIterator[EventStream]:
+        """A stream of server-sent events; status and headers go out with the first event or keep-alive comment.
+
+        End it with `done()` or `finish()`. A failure inside the scope is raised again: if nothing was sent yet it
+        becomes an ordinary error response, else one error event has been sent and the body closed, without `[DONE]`.
+        """
+        stream = EventStream(self._send)
+        try:
+            async with self._keeping_alive(stream):
+                yield stream
+            if not stream.ended:
+                raise RuntimeError("an event stream was left without done() or finish()")
+        except Exception as exc:
+            error = self.explain(exc)
+            if stream.started and not stream.ended and self._visit.stage is not Stage.FINISHED:
+                self._visit.fail(error)
+                await stream.end_with(error.event(self.route.error_dialect))
+            raise
+
+    @asynccontextmanager
+    async def _keeping_alive(self, stream: EventStream) -> AsyncIterator[None]:
+        if self._limits.keep_alive_interval <= 0:
+            yield
+            return
+        async with anyio.create_task_group() as group:
+            group.start_soon(stream.keep_alive, self._limits.keep_alive_interval)
+            try:
+                yield
+            finally:
+                async with stream.writing:  # a comment half handed over would leave open whether the headers went out
+                    group.cancel_scope.cancel()

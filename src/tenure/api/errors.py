@@ -1,0 +1,241 @@
+"""Every error that a client can be given: status, code, type, and its shape in each dialect.
+
+Messages are made fit for the wire here and nowhere else: lone surrogates are escaped, echoed values are cut, a list
+of problems is cut, and a number that JSON cannot carry is quoted.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+import msgspec
+
+from tenure.errors import TenureError
+from tenure.outcomes import Outcome
+
+MAX_PROBLEMS = 10
+MAX_ECHO_CHARACTERS = 200
+MAX_MESSAGE_CHARACTERS = 4000
+DEFAULT_RETRY_AFTER = 1.0
+
+
+class Dialect(Enum):
+    """The shape of an error envelope."""
+
+    OPENAI = "openai"
+    RERANK = "rerank"
+    """OpenAI's, with the text again as top-level `detail` (Jina clients) and `message` (Cohere clients)."""
+    ANTHROPIC = "anthropic"
+
+
+class ApiError(TenureError):
+    """An answer other than success. `outcome` is what the request is counted as."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        type: str,
+        param: str | None = None,
+        outcome: Outcome = Outcome.INVALID,
+        retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = clean_text(message)
+        self.type = type
+        self.param = None if param is None else clean_text(param)
+        self.outcome = outcome
+        self.retry_after = retry_after
+        self._headers = dict(headers or {})
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Response headers beyond the content type; `Retry-After` is in whole seconds, at least 1."""
+        if self.retry_after is None:
+            return self._headers
+        return {**self._headers, "retry-after": str(max(1, math.ceil(self.retry_after)))}
+
+    def body(self, dialect: Dialect) -> bytes:
+        """The JSON envelope."""
+        if dialect is Dialect.ANTHROPIC:
+            kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
+            return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": self.message}})
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        if dialect is Dialect.RERANK:
+            return msgspec.json.encode({"error": error, "detail": self.message, "message": self.message})
+        return msgspec.json.encode({"error": error})
+
+    def event(self, dialect: Dialect) -> bytes:
+        """The same as one server-sent event."""
+        name = b"event: error\n" if dialect is Dialect.ANTHROPIC else b""
+        return name + b"data: " + self.body(dialect) + b"\n\n"
+
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    409: "invalid_request_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+# Texts
+
+
+def clean_text(text: str) -> str:
+    """`text` as valid Unicode of bounded length: lone surrogates become their escapes."""
+    if len(text) > MAX_MESSAGE_CHARACTERS:
+        text = text[:MAX_MESSAGE_CHARACTERS] + "…"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def echo(value: object) -> str:
+    """A caller's value as it may be shown in a message: at most 200 characters, never a bare NaN."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"'{value}'"
+    text = repr(value[: MAX_ECHO_CHARACTERS + 1] if isinstance(value, str | bytes) else value)
+    return clean_text(text if len(text) <= MAX_ECHO_CHARACTERS else text[: MAX_ECHO_CHARACTERS - 1] + "…")
+
+
+def join_problems(problems: Sequence[str]) -> str:
+    """The first ten problems in one sentence list, and how many more there are."""
+    shown = "; ".join(problems[:MAX_PROBLEMS])
+    hidden = len(problems) - MAX_PROBLEMS
+    return shown if hidden <= 0 else f"{shown}; and {hidden} more"
+
+
+# One constructor for each row of the reference's table
+
+
+def malformed_request(message: str, param: str | None = None) -> ApiError:
+    """Bad JSON, or a body of the wrong shape."""
+    return ApiError(400, "invalid_request", message, type="Bad Request", param=param)
+
+
+def invalid_request(message: str, param: str | None = None) -> ApiError:
+    """A well-formed request that breaks a rule."""
+    return ApiError(400, "invalid_request", message, type="BadRequestError", param=param)
+
+
+def context_length_exceeded(message: str, param: str | None = None) -> ApiError:
+    return ApiError(400, "context_length_exceeded", message, type="BadRequestError", param=param)
+
+
+def model_not_found(name: str, available: Sequence[str]) -> ApiError:
+    message = f"The model {echo(name)} does not exist. Available models: {', '.join(available) or 'none'}."
+    return ApiError(404, "model_not_found", message, type="NotFoundError", param="model")
+
+
+def model_not_supported(name: str, tasks: Sequence[str]) -> ApiError:
+    message = f"The model {echo(name)} cannot serve this route. It can: {', '.join(tasks) or 'nothing'}."
+    return ApiError(400, "model_not_supported", message, type="BadRequestError", param="model")
+
+
+def route_not_found(path: str) -> ApiError:
+    return ApiError(404, "route_not_found", f"There is no route {echo(path)}.", type="NotFoundError")
+
+
+def method_not_allowed(method: str, allowed: Sequence[str]) -> ApiError:
+    allow = ", ".join(allowed)
+    message = f"The method {echo(method)} is not allowed here. Allowed: {allow}."
+    return ApiError(405, "method_not_allowed", message, type="MethodNotAllowedError", headers={"allow": allow})
+
+
+def invalid_api_key() -> ApiError:
+    message = "The API key is missing or wrong. Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+    headers = {"www-authenticate": "Bearer"}
+    return ApiError(401, "invalid_api_key", message, type="AuthenticationError", headers=headers)
+
+
+def request_timeout(message: str) -> ApiError:
+    return ApiError(408, "request_timeout", message, type="RequestTimeoutError")
+
+
+def request_too_large(limit: int) -> ApiError:
+    message = f"The request body is larger than the limit of {limit} bytes."
+    return ApiError(413, "request_too_large", message, type="RequestTooLargeError")
+
+
+def unsupported_media_type(given: str | None) -> ApiError:
+    what = "is missing" if given is None else f"is {echo(given)}"
+    message = f"The Content-Type must be application/json; it {what}."
+    return ApiError(415, "unsupported_media_type", message, type="UnsupportedMediaTypeError")
+
+
+def headers_too_large(message: str) -> ApiError:
+    return ApiError(431, "headers_too_large", message, type="HeadersTooLargeError")
+
+
+def queue_full(message: str, retry_after: float | None = None) -> ApiError:
+    wait = DEFAULT_RETRY_AFTER if retry_after is None else retry_after
+    return ApiError(429, "queue_full", message, type="RateLimitError", outcome=Outcome.QUEUE_FULL, retry_after=wait)
+
+
+def engine_unavailable(message: str, retry_after: float | None = None) -> ApiError:
+    return ApiError(
+        503,
+        "engine_unavailable",
+        message,
+        type="ServiceUnavailableError",
+        outcome=Outcome.UNAVAILABLE,
+        retry_after=DEFAULT_RETRY_AFTER if retry_after is None else retry_after,
+    )
+
+
+def deadline_exceeded(message: str) -> ApiError:
+    return ApiError(504, "deadline_exceeded", message, type="GatewayTimeoutError", outcome=Outcome.DEADLINE)
+
+
+def aborted(message: str) -> ApiError:
+    return ApiError(409, "aborted", message, type="ConflictError", outcome=Outcome.ABORTED)
+
+
+def kv_lost(message: str) -> ApiError:
+    return ApiError(500, "kv_lost", message, type="InternalServerError", outcome=Outcome.KV_LOST)
+
+
+def internal_error(message: str = "The server failed to handle this request.") -> ApiError:
+    return ApiError(500, "internal_error", message, type="InternalServerError", outcome=Outcome.ENGINE_ERROR)
+
+
+def client_stalled() -> ApiError:
+    """Never delivered: the connection is aborted."""
+    message = "The client stopped reading the response."
+    return ApiError(408, "request_timeout", message, type="RequestTimeoutError", outcome=Outcome.STALLED)
+
+
+def from_outcome(
+    outcome: Outcome, message: str, *, code: str | None = None, retry_after: float | None = None
+) -> ApiError:
+    """The error for a request that an engine refused or ended with `outcome`; `code` refines `invalid`."""
+    match outcome:
+        case Outcome.INVALID:
+            return ApiError(400, code or "invalid_request", message, type="BadRequestError")
+        case Outcome.QUEUE_FULL:
+            return queue_full(message, retry_after)
+        case Outcome.UNAVAILABLE | Outcome.WORKER_LOST:
+            return engine_unavailable(message, retry_after)
+        case Outcome.DEADLINE:
+            return deadline_exceeded(message)
+        case Outcome.ABORTED | Outcome.CLIENT_CANCELLED:
+            return aborted(message)
+        case Outcome.KV_LOST:
+            return kv_lost(message)
+        case Outcome.STALLED:
+            return client_stalled()
+        case _:
+            return internal_error()

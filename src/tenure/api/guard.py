@@ -1,0 +1,285 @@
+"""The guard: the outermost application. It owns `receive` and the end of every request.
+
+For each HTTP request it finds the route, counts the request in, checks it (key, labels, media type, length, body),
+runs the application inside and one disconnect watcher in a task group, and counts the request out with its outcome.
+
+Owner of: the visits that are open, hence the load; nobody else may count. A visit is made, opened and closed by one
+`with` block (`_counted`) of the task that serves it, so a second or a late count has no representation.
+
+The watcher waits for the connection's end where the protocol offers one (`tenure.connection`), else for
+`http.disconnect`. When the client leaves first it cancels the visit's scope; what the application awaits in its own
+shields (the engine's acknowledgement) is over before the request counts as `client_cancelled`.
+
+Middleware inside gets a `receive` that replays the body and then waits for the visit to be over; middleware outside may
+wrap `receive` and `send` as it likes. Neither is on the way between the client's leaving and the watcher.
+"""
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import anyio
+from starlette.datastructures import Headers, QueryParams
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tenure.api import errors, intake
+from tenure.api.dispatch import VISIT_KEY
+from tenure.api.errors import ApiError
+from tenure.api.http_protocol import CONNECTION_KEY, Connection
+from tenure.api.limits import HttpLimits
+from tenure.api.outlet import Outlet
+from tenure.api.routes import Match, Route, RouteTable
+from tenure.api.visit import Arrival, Stage, Visit
+from tenure.outcomes import Outcome
+
+CANCEL_SECONDS = "cancel_seconds"
+access_logger = logging.getLogger("tenure.access")
+logger = logging.getLogger("tenure.api")
+
+
+class Tally(Protocol):
+    """Where arrivals and outcomes are counted."""
+
+    def arrive(self, route: str) -> None: ...
+    def leave(self, route: str, model: str, outcome: Outcome) -> None: ...
+    def observe(self, histogram: str, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSnapshot:
+    """Open work requests, and disconnect watchers of all requests."""
+
+    open: int
+    watchers: int
+    draining: bool
+
+
+class Guard:
+    """ASGI application around `app`, which must end in a `Dispatcher`."""
+
+    def __init__(
+        self, app: ASGIApp, routes: RouteTable, tally: Tally, limits: HttpLimits, keys: Sequence[str] = ()
+    ) -> None:
+        self._app = app
+        self._routes = routes
+        self._tally = tally
+        self._limits = limits
+        self._keys = tuple(key.encode() for key in keys)
+        self._open: set[Visit] = set()
+        self._watchers = 0
+        self._draining: ApiError | None = None
+
+    def snapshot(self) -> GuardSnapshot:
+        work = sum(visit.work for visit in self._open)
+        return GuardSnapshot(open=work, watchers=self._watchers, draining=self._draining is not None)
+
+    def drain(self, reason: str) -> None:
+        """From now on new work is answered 503 with `reason`; what is open goes on."""
+        self._draining = errors.engine_unavailable(reason)
+
+    def end_open(self, reason: str) -> None:
+        """End what is open as `unavailable`: 503, or an error event in a stream."""
+        for visit in tuple(self._open):
+            visit.fail(errors.engine_unavailable(reason))
+            visit.scope.cancel()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._serve_http(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await _answer_lifespan(receive, send)
+        else:
+            await receive()
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match = self._routes.match(scope["method"], scope["path"])
+        connection: Connection | None = scope.get("extensions", {}).get(CONNECTION_KEY)
+        visit = _open_visit(scope, match)
+        outlet = Outlet(visit, send, connection, self._limits.stall_timeout)
+        with self._counted(visit):
+            await self._serve(visit, match, scope, receive, outlet, connection)
+
+    @contextmanager
+    def _counted(self, visit: Visit) -> Iterator[None]:
+        """Count a visit in and out, whatever happens between."""
+        self._open.add(visit)
+        if visit.work:
+            self._tally.arrive(visit.arrival.route.path)
+        try:
+            yield
+        finally:
+            self._open.remove(visit)
+            if visit.work:
+                self._close_out(visit)
+
+    def _close_out(self, visit: Visit) -> None:
+        outcome, arrival, now = visit.outcome(), visit.arrival, time.monotonic()
+        self._tally.leave(arrival.route.path, visit.model, outcome)
+        if visit.gone_at is not None:
+            self._tally.observe(CANCEL_SECONDS, now - visit.gone_at)
+        access_logger.info(
+            "request %s label=%s route=%s model=%s status=%d outcome=%s seconds=%.3f",
+            arrival.request_id,
+            json.dumps(arrival.label),
+            arrival.route.path,
+            visit.model or "-",
+            499 if outcome is Outcome.CLIENT_CANCELLED else visit.status,
+            outcome,
+            now - arrival.received_at,
+        )
+
+    async def _serve(
+        self,
+        visit: Visit,
+        match: Match | None,
+        scope: Scope,
+        receive: Receive,
+        outlet: Outlet,
+        connection: Connection | None,
+    ) -> None:
+        """Run the request and its watcher in the visit's scope; then say what could not be said inside it."""
+        with visit.scope:
+            async with anyio.create_task_group() as group:
+                if connection is not None:
+                    group.start_soon(self._watch_connection, visit, connection)
+                try:
+                    self._admit(visit, match)
+                    await self._take_body(visit, receive)
+                    if connection is None:
+                        group.start_soon(self._watch_receive, visit, receive)
+                    await self._app(_inner_scope(scope, visit), _replay(visit), outlet.send)
+                except intake.ClientGone:
+                    self._note_gone(visit, connection)
+                except Exception as exc:
+                    _record_failure(visit, exc)
+                finally:
+                    if connection is not None and connection.closed.is_set():
+                        self._note_gone(visit, connection)  # the watcher may not have had its turn yet
+                    group.cancel_scope.cancel()
+        await outlet.settle()
+
+    def _admit(self, visit: Visit, match: Match | None) -> None:
+        """All that is checked of the head, in the documented order."""
+        arrival, headers = visit.arrival, visit.arrival.headers
+        if match is None:
+            raise errors.route_not_found(arrival.path)
+        if not match.allowed and arrival.method != "OPTIONS":
+            raise errors.method_not_allowed(arrival.method, match.allow)
+        if not arrival.route.open_without_key and arrival.method != "OPTIONS":
+            intake.check_key(headers, self._keys)
+        intake.read_label(headers)
+        visit.data_parallel_rank = intake.read_rank(headers)
+        if visit.work and self._draining is not None:
+            raise self._draining
+        if arrival.route.body and arrival.method != "OPTIONS":
+            intake.check_media_type(headers)
+            intake.check_length(headers, self._limits.max_body_bytes)
+
+    async def _take_body(self, visit: Visit, receive: Receive) -> None:
+        if not visit.arrival.route.body or visit.arrival.method == "OPTIONS":
+            return
+        visit.body = await intake.read_body(receive, self._limits)
+        visit.body_complete = True
+        intake.check_depth(visit.body, self._limits.max_body_depth)
+
+    async def _watch_connection(self, visit: Visit, connection: Connection) -> None:
+        with self._watching():
+            await connection.closed.wait()
+            self._end_gone(visit, connection)
+
+    async def _watch_receive(self, visit: Visit, receive: Receive) -> None:
+        with self._watching():
+            try:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+            except Exception:
+                logger.exception("request %s: receive failed; taken as a disconnect", visit.arrival.request_id)
+            self._end_gone(visit, None)
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        self._watchers += 1
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+
+    def _end_gone(self, visit: Visit, connection: Connection | None) -> None:
+        if visit.stage is not Stage.FINISHED:  # else the handler tidies up, and nobody waits for it
+            self._note_gone(visit, connection)
+            visit.scope.cancel()
+
+    def _note_gone(self, visit: Visit, connection: Connection | None) -> None:
+        if connection is not None and connection.refusal is not None:
+            visit.fail(connection.refusal)
+        visit.leave(time.monotonic())
+
+
+def _open_visit(scope: Scope, match: Match | None) -> Visit:
+    route = UNROUTED if match is None else match.route
+    headers = Headers(scope=scope)
+    try:
+        label = intake.read_label(headers)
+    except ApiError:
+        label = ""  # refused later, in its turn; never shown
+    arrival = Arrival(
+        route=route,
+        method=scope["method"],
+        path=scope["path"],
+        path_params={} if match is None else match.path_params,
+        headers=headers,
+        query=QueryParams(scope.get("query_string", b"")),
+        request_id=uuid.uuid4().hex,
+        label=label,
+        received_at=time.monotonic(),
+    )
+    return Visit(arrival, work=route.work and scope["method"] != "OPTIONS")
+
+
+def _record_failure(visit: Visit, exc: Exception) -> None:
+    if isinstance(exc, ApiError):
+        visit.fail(exc)
+        return
+    logger.error("request %s failed", visit.arrival.request_id, exc_info=exc)
+    visit.fail(errors.internal_error())
+
+
+def _inner_scope(scope: Scope, visit: Visit) -> Scope:
+    return {**scope, "extensions": {**scope.get("extensions", {}), VISIT_KEY: visit}}
+
+
+def _replay(visit: Visit) -> Receive:
+    """A `receive` that gives the body once, and `http.disconnect` when the visit is over."""
+    given = False
+
+    async def receive() -> Message:
+        nonlocal given
+        if not given:
+            given = True
+            return {"type": "http.request", "body": visit.body, "more_body": False}
+        await visit.over.wait()
+        return {"type": "http.disconnect"}
+
+    return receive
+
+
+async def _unrouted(_call: object) -> None:
+    raise AssertionError("the guard refuses before this runs")
+
+
+UNROUTED = Route("", (), _unrouted)
+"""Stands for the route of a request that has none."""
+
+
+async def _answer_lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,120 @@
+"""What is checked of a request before its handler runs, in this order: key, labels, media type, length, body.
+
+Pure functions over headers and bytes, but for `read_body`. Each raises the `ApiError` that the caller is given.
+"""
+
+import hmac
+from collections.abc import Sequence
+
+import anyio
+import numpy as np
+from starlette.datastructures import Headers
+from starlette.types import Receive
+
+from tenure.api import errors
+from tenure.api.limits import HttpLimits
+
+MAX_LABEL_CHARACTERS = 256
+_FOLD_OPEN = bytes.maketrans(b'[{]}"', b"\x01\x01\xff\xff\x02")
+_STRUCTURE = b'[]{}"'
+_ALL_BUT_STRUCTURE = bytes(byte for byte in range(256) if byte not in _STRUCTURE)
+
+
+class ClientGone(Exception):
+    """The client left before its request was complete."""
+
+
+def check_key(headers: Headers, keys: Sequence[bytes]) -> None:
+    """Compare the credential with every key in constant time; no keys at all means that all may pass."""
+    if not keys:
+        return
+    given = []
+    scheme, _, credential = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        given.append(credential.strip())
+    if "x-api-key" in headers:
+        given.append(headers["x-api-key"].strip())
+    hits = [hmac.compare_digest(one.encode("latin-1"), key) for one in given for key in keys]
+    if not any(hits):
+        raise errors.invalid_api_key()
+
+
+def read_label(headers: Headers) -> str:
+    """`X-Request-Id`: at most 256 characters of printable ASCII; empty when absent."""
+    label = headers.get("x-request-id", "")
+    if len(label) > MAX_LABEL_CHARACTERS:
+        limit = MAX_LABEL_CHARACTERS
+        raise errors.invalid_request(f"X-Request-Id is longer than {limit} characters.", "X-Request-Id")
+    if not (label.isascii() and label.isprintable()):
+        raise errors.invalid_request("X-Request-Id may hold printable ASCII characters only.", "X-Request-Id")
+    return label
+
+
+def read_rank(headers: Headers) -> int | None:
+    """`X-data-parallel-rank`: an integer of any value that fits 64 bits; None when absent."""
+    text = headers.get("x-data-parallel-rank")
+    if text is None:
+        return None
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
+        raise errors.invalid_request("X-data-parallel-rank must be an integer.", "X-data-parallel-rank")
+    return int(text)
+
+
+def check_media_type(headers: Headers) -> None:
+    given = headers.get("content-type")
+    if given is None or given.partition(";")[0].strip().lower() != "application/json":
+        raise errors.unsupported_media_type(given)
+
+
+def check_length(headers: Headers, limit: int) -> None:
+    """Refuse a declared length beyond `limit` before a byte of the body is read."""
+    text = headers.get("content-length")
+    if text is None:
+        return
+    if not (text.isascii() and text.isdigit()):
+        raise errors.malformed_request("Content-Length must be a non-negative integer.", "Content-Length")
+    if len(text) > 18 or int(text) > limit:
+        raise errors.request_too_large(limit)
+
+
+async def read_body(receive: Receive, limits: HttpLimits) -> bytes:
+    """The whole body, bounded in bytes and time; raises `ClientGone` when the client leaves first."""
+    chunks = bytearray()
+    with anyio.move_on_after(limits.body_timeout) as scope:
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientGone
+            chunks += message.get("body", b"")
+            if len(chunks) > limits.max_body_bytes:
+                raise errors.request_too_large(limits.max_body_bytes)
+            if not message.get("more_body", False):
+                break
+    if scope.cancelled_caught:
+        raise errors.request_timeout(f"The request body was not complete within {limits.body_timeout:g} seconds.")
+    return bytes(chunks)
+
+
+def check_depth(body: bytes, limit: int) -> None:
+    """Refuse JSON nested deeper than `limit`: the decoder recurses."""
+    if body.count(b"[") + body.count(b"{") > limit and json_depth(body) > limit:
+        raise errors.malformed_request(f"The request body is nested deeper than the limit of {limit} levels.")
+
+
+def json_depth(body: bytes) -> int:
+    """How deep the arrays and objects of a JSON text nest; linear, without recursion, brackets in strings apart.
+
+    For a text that is not JSON it is exact up to the first wrong byte, which is as far as a decoder gets. Escaped
+    quotes are removed first: within a string, pairs of backslashes from the left, then a backslash with its quote.
+    A close quote next to an open one joins two strings, which changes nothing outside of them.
+    """
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    structure = unescaped.translate(None, delete=_ALL_BUT_STRUCTURE).replace(b'""', b"")
+    if not structure:
+        return 0
+    codes = np.frombuffer(structure.translate(_FOLD_OPEN), dtype=np.int8)
+    quotes = codes == 2
+    in_string = np.logical_xor.accumulate(quotes)
+    steps = np.where(in_string | quotes, np.int8(0), codes)
+    return int(np.cumsum(steps, dtype=np.int32).max(initial=0))

@@ -1,0 +1,61 @@
+"""The writer of server-sent events. One per response; it is the only one that sends body bytes of it."""
+
+import anyio
+from starlette.types import Send
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventStream:
+    """Events out, in order; the response's status and headers go with the first bytes."""
+
+    def __init__(self, send: Send) -> None:
+        self.started = False
+        self.ended = False
+        self._send = send
+        self.writing = anyio.Lock(fast_acquire=True)
+        """Held while bytes are handed over."""
+        self._last_sent = anyio.current_time()
+
+    async def send(self, data: bytes, event: str | None = None) -> None:
+        """Send one event; `data` is a single line, `event` its name where the dialect names events."""
+        name = b"" if event is None else b"event: " + event.encode() + b"\n"
+        await self._write(name + b"data: " + data + b"\n\n")
+
+    async def done(self) -> None:
+        """End the stream as a success, with `data: [DONE]`."""
+        await self._write(b"data: [DONE]\n\n", last=True)
+
+    async def finish(self) -> None:
+        """End the stream as a success in a dialect that knows no `[DONE]`."""
+        await self._write(b"", last=True)
+
+    async def end_with(self, block: bytes) -> None:
+        """End the stream with a last block of bytes that is already framed."""
+        await self._write(block, last=True)
+
+    async def keep_alive(self, interval: float) -> None:
+        """Send a comment after every `interval` seconds of silence, until cancelled or the stream ends."""
+        while not self.ended:
+            due = self._last_sent + interval
+            if anyio.current_time() < due:
+                await anyio.sleep_until(due)
+            else:
+                await self._write(b": keep-alive\n\n", optional=True)
+
+    async def _write(self, block: bytes, *, last: bool = False, optional: bool = False) -> None:
+        async with self.writing:
+            if self.ended:
+                if optional:
+                    return
+                raise RuntimeError("the event stream has ended")
+            if not self.started:
+                self.started = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+            self.ended = last
+            self._last_sent = anyio.current_time()
+            await self._send({"type": "http.response.body", "body": block, "more_body": not last})

@@ -1,0 +1,98 @@
+"""One HTTP request as the guard sees it, from its headers to its count out.
+
+States (`Stage`): `open` (nothing sent) -> `started` (headers sent) -> `finished` (last byte handed over). Orthogonal to
+these a visit may be *gone* (the client left first) or *failed* (`error` is set); the first of finished, gone and
+failed decides the outcome, and `outcome()` is a pure function of what was stored.
+
+Owners: the guard makes a visit and alone counts it; its outlet moves `stage`; its watcher sets `gone_at`; whoever first
+sees a failure calls `fail`. A handler may set `model`.
+
+Invariants: `stage` only moves forward; `gone_at` and `error` are each set at most once and never both, and never after
+`finished`, except that an error answer is finished after `error` was set.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import anyio
+from starlette.datastructures import Headers, QueryParams
+
+from tenure.api.errors import ApiError
+from tenure.api.routes import Route
+from tenure.outcomes import Outcome
+
+
+class Stage(Enum):
+    """How much of the response has been handed to the connection."""
+
+    OPEN = "open"
+    STARTED = "started"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What is known of a request from its head."""
+
+    route: Route
+    method: str
+    path: str
+    path_params: Mapping[str, str]
+    headers: Headers
+    query: QueryParams
+    request_id: str
+    """32 hexadecimal digits, made here; the only identity of the request."""
+    label: str
+    """The caller's `X-Request-Id`, checked to be printable ASCII; empty when absent."""
+    received_at: float
+    """Monotonic seconds."""
+
+
+class Visit:
+    """The guard's record of one request; see the module's text for who may change what."""
+
+    def __init__(self, arrival: Arrival, *, work: bool) -> None:
+        self.arrival = arrival
+        self.work = work
+        self.body = b""
+        self.body_complete = False
+        self.data_parallel_rank: int | None = None
+        self.model = ""
+        self.stage = Stage.OPEN
+        self.status = 0
+        self.is_event_stream = False
+        self.error: ApiError | None = None
+        self.gone_at: float | None = None
+        self.over = anyio.Event()
+        """Set when the response is finished or the client has left: there is nothing more to receive."""
+        self.scope = anyio.CancelScope()
+        """Everything that runs for this request."""
+
+    @property
+    def decided(self) -> bool:
+        """Whether the outcome can no longer change."""
+        return self.stage is Stage.FINISHED or self.gone_at is not None or self.error is not None
+
+    def fail(self, error: ApiError) -> None:
+        """Record why the request fails; what was decided before stands."""
+        if not self.decided:
+            self.error = error
+
+    def leave(self, now: float) -> None:
+        """Record that the client has left; what was decided before stands."""
+        if not self.decided:
+            self.gone_at = now
+        self.over.set()
+
+    def outcome(self) -> Outcome:
+        """The one outcome, once nothing runs any more."""
+        if self.gone_at is not None:
+            return Outcome.CLIENT_CANCELLED
+        if self.error is not None:
+            return self.error.outcome
+        if self.stage is not Stage.FINISHED:
+            return Outcome.UNAVAILABLE  # cancelled from outside: the server ends
+        if self.status < 400:
+            return Outcome.OK
+        return Outcome.INVALID if self.status < 500 else Outcome.ENGINE_ERROR
