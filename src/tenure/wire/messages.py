@@ -19,17 +19,18 @@ class Message(msgspec.Struct, frozen=True, tag=True, kw_only=True, gc=False):
 # API process -> engine
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """First message on a connection."""
 
     worker: int
     version: int = PROTOCOL_VERSION
 
 
-class Submit(Message):
+class Submit(Message, frozen=True):
     """Ask for one request to be admitted, whole or not at all; answered by `Admitted` or `Refused`.
 
-    Items are numbered prompt * n + choice. `sampling.max_tokens` already fits window and block pool.
+    Items are numbered prompt * n + choice. Each prompt leaves room for one token in window and block pool; the engine
+    lowers `sampling.max_tokens` per prompt to what is left of both.
     """
 
     request: int
@@ -44,21 +45,21 @@ class Submit(Message):
     cache_salt: str = ""
 
 
-class Cancel(Message):
+class Cancel(Message, frozen=True):
     """End a request; answered by its `Ended`, once nothing is held. Unknown requests are counted and ignored."""
 
     request: int
     outcome: Outcome
 
 
-class FinishItem(Message):
+class FinishItem(Message, frozen=True):
     """One item needs no further tokens (a stop string matched); its request goes on to end as `ok`."""
 
     request: int
     index: int
 
 
-class AskLedger(Message):
+class AskLedger(Message, frozen=True):
     """Answered by `LedgerReply` with the same `sequence`."""
 
     sequence: int
@@ -86,7 +87,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     load_seconds: float = 0.0
 
 
-class Ready(Message):
+class Ready(Message, frozen=True):
     """The model is loaded; requests are admitted from now on."""
 
     card: ModelCard
@@ -94,17 +95,17 @@ class Ready(Message):
     """Drawn anew by each incarnation of the engine."""
 
 
-class Unready(Message):
+class Unready(Message, frozen=True):
     """The engine is up but admits nothing, because it loads or drains."""
 
     reason: str
 
 
-class Admitted(Message):
+class Admitted(Message, frozen=True):
     request: int
 
 
-class Refused(Message):
+class Refused(Message, frozen=True):
     """Nothing of the request is held. `code` is the error code of the API envelope."""
 
     request: int
@@ -131,14 +132,14 @@ class ItemOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Prompt tokens taken from the prefix cache; set on the first output of an item."""
 
 
-class StepOutput(Message):
+class StepOutput(Message, frozen=True):
     """All outputs of one step for the requests of this connection."""
 
     step: int
     outputs: list[ItemOutput]
 
 
-class Ended(Message):
+class Ended(Message, frozen=True):
     """The terminal message of an admitted request: it holds nothing any more."""
 
     request: int
@@ -146,7 +147,7 @@ class Ended(Message):
     message: str = ""
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True):
     """Sent by the I/O thread once a second: `step_age` is how long the running step has taken, None when idle."""
 
     step: int
@@ -228,7 +229,7 @@ class EngineLedger(msgspec.Struct, frozen=True, kw_only=True):
     unmatched_messages: int = 0
 
 
-class LedgerReply(Message):
+class LedgerReply(Message, frozen=True):
     sequence: int
     ledger: EngineLedger
 

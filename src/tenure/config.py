@@ -1,0 +1,101 @@
+"""Configuration: frozen values, made by the command line, handed to each process as JSON on its standard input.
+
+This module is the only one that reads the environment.
+"""
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from tenure.source import ResolvedSource, SourceKind
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One model of the command line, resolved to files on this machine."""
+
+    name: str
+    served_names: tuple[str, ...]
+    kind: SourceKind
+    path: str
+
+    @property
+    def source(self) -> ResolvedSource:
+        return ResolvedSource(self.kind, Path(self.path), self.name)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine process needs. Memory in GiB, times in seconds."""
+
+    model: ModelConfig
+    index: int = 0
+    dtype: str = "auto"
+    device: str = "cpu"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_num_queued_reqs: int = 8192
+    max_num_queued_tokens: int = 262144
+    step_time: float = 0.1
+    """0: steps are bounded in tokens alone, so that runs are reproducible."""
+    block_size: int = 16
+    kv_cache_memory: float = 3.0
+    prefix_caching: bool = True
+    threads: int = 0
+    """0: one for each core."""
+
+
+class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What an API process needs."""
+
+    models: tuple[ModelConfig, ...]
+    engine_sockets: tuple[str, ...]
+    """Of each model's engine, in the order of `models`."""
+    worker: int = 0
+    shutdown_timeout: float = 30.0
+    api_keys: tuple[str, ...] = ()
+    keep_alive_interval: float = 0.0
+    generation_config: str = "auto"
+    max_n: int = 128
+    max_logprobs: int = 20
+    engine_heartbeat_timeout: float = 5.0
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about one `tenure serve`."""
+
+    engines: tuple[EngineConfig, ...]
+    api: ApiConfig
+    host: str = "127.0.0.1"
+    port: int = 8000
+    on_engine_death: str = "restart"
+
+
+Config = TypeVar("Config", EngineConfig, ApiConfig)
+
+
+def read_config(kind: type[Config], descriptor: int) -> Config:
+    """Read one line of JSON from `descriptor`; what follows it is left there. Raises EOFError when it was closed."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(descriptor, 1)
+        if not byte:
+            raise EOFError("the supervisor closed the pipe before it had sent the configuration")
+        line += byte
+    return msgspec.json.decode(bytes(line), type=kind)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def environment_api_keys() -> tuple[str, ...]:
+    """Keys from `TENURE_API_KEY`, separated by commas."""
+    return tuple(key.strip() for key in os.environ.get("TENURE_API_KEY", "").split(",") if key.strip())
+
+
+def environment_log_level() -> str:
+    """`TENURE_LOG_LEVEL`, by default INFO."""
+    return os.environ.get("TENURE_LOG_LEVEL", "INFO").upper()

@@ -1,0 +1,112 @@
+"""The engine's I/O thread: an event loop of its own for the switchboard, beside the engine loop in the main thread."""
+
+import asyncio
+import logging
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+
+import anyio
+
+from tenure.core.admission import GateLimits
+from tenure.core.report import Output
+from tenure.core.request import Request
+from tenure.engine.loop import EngineSnapshot, Order, Progress, Stop
+from tenure.engine.switchboard import Switchboard
+from tenure.server.lifeline import end_of_file
+from tenure.wire.messages import ModelCard
+
+logger = logging.getLogger("tenure.engine")
+
+_TOLD_LIMIT = 1024
+
+
+class IOThread:
+    """Runs `Switchboard` on `listener` until `stop`, or until `lifeline` reports the supervisor's end.
+
+    The engine's main thread calls `start`, then `open_for_business`, then runs the loop, with this object as its
+    `Port`; `stop` at the end. What the loop tells is handed over through a bounded queue.
+    """
+
+    def __init__(self, switchboard: Switchboard, listener: socket.socket, lifeline: int) -> None:
+        self._switchboard = switchboard
+        self._listener = listener
+        self._lifeline = lifeline
+        self._told: queue.Queue[tuple[int, list[Output], list[Request]]] = queue.Queue(_TOLD_LIMIT)
+        self._thread = threading.Thread(target=self._run, name="tenure-io", daemon=True)
+        self._started = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._orders: queue.Queue[Order] | None = None
+        self._progress: Callable[[], Progress] = lambda: Progress(0, None)
+
+    def start(self) -> None:
+        """Start the thread and wait until it accepts connections."""
+        self._thread.start()
+        self._started.wait()
+
+    def open_for_business(
+        self, card: ModelCard, limits: GateLimits, orders: "queue.Queue[Order]", progress: Callable[[], Progress]
+    ) -> None:
+        """Let the switchboard admit requests; their orders go into `orders`."""
+        self._orders = orders
+        self._progress = progress
+        self._soon(lambda: self._switchboard.open_for_business(card, limits, orders))
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._soon(self._end)
+        self._thread.join()
+
+    # the loop's port, called in the main thread
+
+    def publish(self, snapshot: EngineSnapshot) -> None:
+        self._switchboard.publish(snapshot)
+
+    def tell(self, step: int, outputs: list[Output], ended: list[Request]) -> None:
+        self._told.put((step, outputs, ended))
+        self._soon(self._deliver)
+
+    def _soon(self, callback: Callable[[], None]) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:  # the event loop is closed
+            logger.debug("the I/O thread has ended")
+
+    # in the I/O thread
+
+    def _deliver(self) -> None:
+        step, outputs, ended = self._told.get_nowait()
+        self._switchboard.deliver(step, outputs, ended)
+
+    def _end(self) -> None:
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._main, backend_options={"use_uvloop": True})
+        except BaseException:
+            logger.exception("the I/O thread failed")
+        finally:
+            self._started.set()
+            if self._orders is not None:
+                self._orders.put(Stop())
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        listener = await anyio.abc.SocketListener.from_socket(self._listener)
+        async with listener, anyio.create_task_group() as group:
+            self._scope = group.cancel_scope
+            group.start_soon(listener.serve, self._switchboard.serve)
+            group.start_soon(self._switchboard.heartbeat, lambda: self._progress())
+            group.start_soon(self._watch_lifeline)
+            self._started.set()
+
+    async def _watch_lifeline(self) -> None:
+        await end_of_file(self._lifeline)
+        # Without its supervisor the engine has nobody to work for, and the step that runs need not be waited for.
+        os._exit(0)

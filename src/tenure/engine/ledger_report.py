@@ -1,0 +1,60 @@
+"""An engine's entry of `GET /ledger`: the gate's snapshot and the loop's, joined."""
+
+from tenure.core.admission import GateSnapshot
+from tenure.core.lifecycle import State
+from tenure.engine.loop import EngineSnapshot
+from tenure.outcomes import FinishReason
+from tenure.wire.messages import (
+    BlockCounts,
+    EngineLedger,
+    ItemCounts,
+    ModelCard,
+    PermitCount,
+    PermitCounts,
+    SlotCounts,
+    TokenCounts,
+)
+
+
+def engine_ledger(
+    card: ModelCard, index: int, epoch: str, gate: GateSnapshot, engine: EngineSnapshot, unmatched: int
+) -> EngineLedger:
+    """`unmatched` are the messages that the I/O thread could not match, on top of the scheduler's.
+
+    Items that wait for their prompt to be computed by another choice count as waiting.
+    """
+    scheduler = engine.scheduler
+    blocks, counts, items = scheduler.ledger, scheduler.counts, scheduler.items
+    return EngineLedger(
+        model=card.name,
+        index=index,
+        epoch=epoch,
+        answering=True,
+        conserved=engine.conserved,
+        blocks=BlockCounts(blocks.total, blocks.free, blocks.cached, blocks.leased, blocks.quarantined),
+        slots=SlotCounts(blocks.slots_total, blocks.slots_free, blocks.slots_total - blocks.slots_free),
+        permits=PermitCounts(
+            PermitCount(gate.requests),
+            PermitCount(gate.items, gate.items_limit),
+            PermitCount(gate.tokens, gate.tokens_limit),
+        ),
+        items=ItemCounts(
+            waiting=items.get(State.WAITING, 0) + items.get(State.ADMITTED, 0),
+            fetching_kv=items.get(State.FETCHING_KV, 0),
+            running=items.get(State.RUNNING, 0),
+            preempted=items.get(State.PREEMPTED, 0),
+            stalled=items.get(State.STALLED, 0),
+        ),
+        finish_reasons={reason: scheduler.finish_reasons.get(reason, 0) for reason in FinishReason},
+        holders=engine.holders,
+        tokens=TokenCounts(
+            computed=counts.computed,
+            cached=counts.cached,
+            recomputed=counts.recomputed,
+            sampled=counts.sampled,
+            wasted=counts.wasted,
+        ),
+        steps=counts.steps,
+        preemptions=counts.preemptions,
+        unmatched_messages=counts.unmatched + unmatched,
+    )

@@ -1,0 +1,201 @@
+"""The engine loop: receive -> plan -> launch -> land, over and over, in the engine's main thread.
+
+It owns the scheduler, with the ledger in it, and the executor; no other thread touches them. Orders come from the I/O
+thread through a bounded queue, outputs and endings go back through `Port`. After each round the loop publishes an
+immutable snapshot, and only then tells of endings: whoever has seen an ending finds it in the snapshot.
+"""
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from tenure.core.ledger import LedgerError
+from tenure.core.plan import RowResult, StepPlan, StepResult
+from tenure.core.report import Output, SchedulerSnapshot
+from tenure.core.request import Request
+from tenure.core.scheduler import Scheduler
+from tenure.engine.estimator import StepCostEstimator
+from tenure.outcomes import Outcome
+from tenure.wire.messages import HolderRow
+
+logger = logging.getLogger("tenure.engine")
+
+_MAX_HOLDERS = 64
+_STEP_FAILED = "the engine failed to compute a step of this request"
+_AUDIT_INTERVAL = 1.0
+
+
+class Executor(Protocol):
+    """Computes steps; one is in flight between `launch` and `land`."""
+
+    def launch(self, plan: StepPlan) -> None: ...
+
+    def land(self) -> StepResult: ...
+
+
+class Add(NamedTuple):
+    request: Request
+
+
+class Cancel(NamedTuple):
+    number: int
+    outcome: Outcome
+
+
+class Finish(NamedTuple):
+    number: int
+    item: int
+
+
+class Stop(NamedTuple):
+    """The last order."""
+
+
+Order = Add | Cancel | Finish | Stop
+
+
+class EngineSnapshot(msgspec.Struct, frozen=True, gc=False):
+    """What the loop last published; `sequence` rises with each."""
+
+    sequence: int
+    scheduler: SchedulerSnapshot
+    holders: list[HolderRow]
+    conserved: bool
+
+
+class Progress(NamedTuple):
+    """The step that runs, and since when (monotonic seconds); None when the loop waits."""
+
+    step: int
+    since: float | None
+
+
+class Port(Protocol):
+    """Where the loop's words go; called in the loop's thread."""
+
+    def publish(self, snapshot: EngineSnapshot) -> None: ...
+
+    def tell(self, step: int, outputs: list[Output], ended: list[Request]) -> None: ...
+
+
+class EngineLoop:
+    """See the module's docstring. `step_time` in seconds, 0 for no bound; `max_tokens` bounds a step's tokens."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        orders: "queue.Queue[Order]",
+        port: Port,
+        *,
+        max_tokens: int,
+        step_time: float,
+        estimator: StepCostEstimator | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.progress = Progress(0, None)
+        self._scheduler = scheduler
+        self._executor = executor
+        self._orders = orders
+        self._port = port
+        self._max_tokens = max_tokens
+        self._step_time = step_time
+        self._estimator = estimator or StepCostEstimator()
+        self._clock = clock
+        self._sequence = 0
+        self._audited_at = -_AUDIT_INTERVAL
+        self._conserved = True
+
+    def run(self) -> None:
+        """Run until a `Stop` arrives."""
+        self._publish()
+        idle = True
+        while self._receive(wait=idle):
+            plan = self._scheduler.plan(self._estimator.budget(self._max_tokens, self._step_time))
+            idle = plan is None
+            if plan is not None:
+                self._step(plan)
+
+    def _receive(self, wait: bool) -> bool:
+        """Carry out all orders that have arrived, waiting for one if told to; False after a `Stop`."""
+        ended: list[Request] = []
+        obeyed = 0
+        try:
+            order = self._orders.get(block=wait)
+            while not isinstance(order, Stop):
+                ended += self._obey(order)
+                obeyed += 1
+                order = self._orders.get_nowait()
+        except queue.Empty:
+            if obeyed:
+                self._tell([], ended)
+            return True
+        return False
+
+    def _obey(self, order: Add | Cancel | Finish) -> list[Request]:
+        match order:
+            case Add(request):
+                self._scheduler.add(request)
+                return []
+            case Cancel(number, outcome):
+                return self._scheduler.cancel(number, outcome)
+            case Finish(number, item):
+                return self._scheduler.finish_item(number, item)
+
+    def _step(self, plan: StepPlan) -> None:
+        started = self._clock()
+        self.progress = Progress(plan.number, started)
+        effects = self._scheduler.land(self._execute(plan))
+        self.progress = Progress(plan.number, None)
+        tokens = sum(row.count for row in plan.rows)
+        context = sum(row.count * (row.start + (row.count + 1) / 2) for row in plan.rows)
+        self._estimator.observe(tokens, context, self._clock() - started)
+        self._tell(effects.outputs, effects.ended)
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        """Run a step. If the executor itself fails, the requests of this step end with an error, and no others."""
+        try:
+            self._executor.launch(plan)
+            return self._executor.land()
+        except Exception:
+            logger.exception("step %d failed", plan.number)
+            return StepResult(plan.number, [RowResult(r.slot, r.generation, error=_STEP_FAILED) for r in plan.rows])
+
+    def _tell(self, outputs: list[Output], ended: list[Request]) -> None:
+        if not self._scheduler.busy and self._clock() - self._audited_at >= _AUDIT_INTERVAL:
+            self._audit()
+        self._publish()
+        if outputs or ended:
+            self._port.tell(self.progress.step, outputs, ended)
+
+    def _audit(self) -> None:
+        self._audited_at = self._clock()
+        try:
+            self._scheduler.audit()
+        except LedgerError:
+            self._conserved = False
+            logger.exception("the ledger does not add up")
+
+    def _publish(self) -> None:
+        self._sequence += 1
+        snapshot = self._scheduler.snapshot()
+        holders = list(self._holders(self._scheduler.requests()))
+        conserved = self._conserved and snapshot.ledger.conserved
+        self._port.publish(EngineSnapshot(self._sequence, snapshot, holders, conserved))
+
+    def _holders(self, requests: Iterable[Request]) -> Iterable[HolderRow]:
+        now, rows = self._clock(), 0
+        for request in requests:
+            for item in request.items:
+                if item.ended:
+                    continue
+                if rows == _MAX_HOLDERS:
+                    return
+                rows += 1
+                blocks = len(item.lease.blocks) if item.lease is not None else 0
+                age = round(max(0.0, now - request.arrived_at), 3)
+                yield HolderRow(str(item.holder), request.public_id, request.label, item.state, blocks, age)

@@ -1,0 +1,253 @@
+"""Everything of the engine that must answer at once: connections, the gate, endings, heartbeats.
+
+Runs in the engine's I/O thread, on its event loop, and is never blocked by a step. State, owned by this thread:
+
+- `_gate`: permits. One is held by each `_Open` entry, from its admission until the loop says that its request is over.
+- `_open`: the admitted requests by the engine's own number; a connection maps its numbers to these.
+- `_connections`: a connection is the holder of its requests; when it is lost they are cancelled, and their permits come
+  back like all others, when the loop reports that they hold nothing.
+
+The loop's thread talks to this object through `publish` and `tell` only.
+"""
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from itertools import count
+
+import anyio
+from anyio.abc import ByteStream, TaskGroup
+
+from tenure.core.admission import Gate, GateLimits, Permit, Refusal
+from tenure.core.report import Output
+from tenure.core.request import Request
+from tenure.engine.ledger_report import engine_ledger
+from tenure.engine.loop import Add, Cancel, EngineSnapshot, Finish, Order, Progress
+from tenure.outcomes import Outcome
+from tenure.wire import messages as wire
+from tenure.wire.framing import Channel, PeerGone
+from tenure.wire.outbox import Outbox, OutboxFull
+
+logger = logging.getLogger("tenure.engine")
+
+_HEARTBEAT_INTERVAL = 1.0
+
+
+class _Open:
+    """An admitted request: its permit, and where its outputs go."""
+
+    __slots__ = ("connection", "permit", "wire_number")
+
+    def __init__(self, permit: Permit, connection: "_Connection", wire_number: int) -> None:
+        self.permit = permit
+        self.connection = connection
+        self.wire_number = wire_number
+
+
+class _Connection:
+    """An API process, as long as its socket is open."""
+
+    __slots__ = ("number", "outbox", "requests")
+
+    def __init__(self, number: int, outbox: Outbox) -> None:
+        self.number = number
+        self.outbox = outbox
+        self.requests: dict[int, int] = {}  # its number of a request -> ours
+
+
+class Switchboard:
+    """See the module's docstring. Until `open_for_business` is called, every request is refused as unavailable."""
+
+    def __init__(self, epoch: str, index: int) -> None:
+        self._epoch = epoch
+        self._index = index
+        self._card: wire.ModelCard | None = None
+        self._gate: Gate | None = None
+        self._orders: queue.Queue[Order] | None = None
+        self._snapshot: EngineSnapshot | None = None
+        self._open: dict[int, _Open] = {}
+        self._connections: dict[int, _Connection] = {}
+        self._numbers = count(1)
+        self._unmatched = 0
+
+    # called by the engine's main, through the event loop
+
+    def open_for_business(self, card: wire.ModelCard, limits: GateLimits, orders: "queue.Queue[Order]") -> None:
+        """The model is loaded and the loop is about to run."""
+        self._card, self._gate, self._orders = card, Gate(limits), orders
+        for connection in self._connections.values():
+            connection.outbox.put(wire.Ready(card=card, epoch=self._epoch))
+
+    def publish(self, snapshot: EngineSnapshot) -> None:
+        """Take the loop's newest snapshot. Called in the loop's thread: one assignment."""
+        self._snapshot = snapshot
+
+    def deliver(self, step: int, outputs: list[Output], ended: list[Request]) -> None:
+        """Pass on what the loop told, and take back the permits of requests that are over."""
+        by_connection: dict[int, list[wire.ItemOutput]] = {}
+        for output in outputs:
+            entry = self._open[output.request.number]
+            by_connection.setdefault(entry.connection.number, []).append(_item_output(entry.wire_number, output))
+        for number, items in by_connection.items():
+            self._send(self._connections.get(number), wire.StepOutput(step=step, outputs=items))
+        for request in ended:
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        assert self._gate is not None
+        entry = self._open.pop(request.number)
+        self._gate.release(entry.permit)
+        entry.connection.requests.pop(entry.wire_number)
+        outcome = request.outcome or Outcome.OK
+        ended = wire.Ended(request=entry.wire_number, outcome=outcome, message=request.message)
+        self._send(self._connections.get(entry.connection.number), ended)
+
+    # connections
+
+    async def serve(self, stream: ByteStream) -> None:
+        """Serve one connection until it is lost; then cancel what it held."""
+        channel: Channel[wire.ToEngine] = Channel(stream, wire.ToEngine)
+        connection = _Connection(next(self._numbers), Outbox(channel))
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(channel.aclose)
+            stack.callback(self._lose, connection)
+            self._connections[connection.number] = connection
+            group = await stack.enter_async_context(anyio.create_task_group())
+            group.start_soon(self._write, connection, group)
+            await self._read(channel, connection)
+            group.cancel_scope.cancel()
+
+    async def _write(self, connection: _Connection, group: TaskGroup) -> None:
+        try:
+            await connection.outbox.run()
+        except PeerGone:
+            group.cancel_scope.cancel()
+
+    async def _read(self, channel: Channel[wire.ToEngine], connection: _Connection) -> None:
+        try:
+            while True:
+                for message in await channel.receive():
+                    self._handle(connection, message)
+        except PeerGone as reason:
+            logger.debug("connection %d ended: %s", connection.number, reason)
+
+    def _lose(self, connection: _Connection) -> None:
+        del self._connections[connection.number]
+        for number in connection.requests.values():
+            self._order(Cancel(number, Outcome.WORKER_LOST))
+
+    def _handle(self, connection: _Connection, message: wire.ToEngine) -> None:
+        match message:
+            case wire.Hello():
+                self._greet(connection, message)
+            case wire.Submit():
+                self._submit(connection, message)
+            case wire.Cancel(request=number, outcome=outcome):
+                self._forward(connection, number, lambda ours: Cancel(ours, outcome))
+            case wire.FinishItem(request=number, index=index):
+                self._forward(connection, number, lambda ours: Finish(ours, index))
+            case wire.AskLedger(sequence=sequence):
+                self._report(connection, sequence)
+
+    def _greet(self, connection: _Connection, hello: wire.Hello) -> None:
+        if hello.version != wire.PROTOCOL_VERSION:
+            reason = f"this engine speaks version {wire.PROTOCOL_VERSION} of the protocol, not {hello.version}"
+            connection.outbox.put(wire.Unready(reason=reason))
+        elif self._card is None:
+            connection.outbox.put(wire.Unready(reason="the model is being loaded"))
+        else:
+            connection.outbox.put(wire.Ready(card=self._card, epoch=self._epoch))
+
+    def _submit(self, connection: _Connection, submit: wire.Submit) -> None:
+        if submit.request in connection.requests:
+            raise PeerGone(f"request {submit.request} was submitted twice")
+        answer = self._gate.ask(submit.prompts, submit.n) if self._gate is not None else _LOADING
+        if isinstance(answer, Refusal):
+            connection.outbox.put(_refused(submit.request, answer))
+            return
+        number = next(self._numbers)
+        self._open[number] = _Open(answer, connection, submit.request)
+        connection.requests[submit.request] = number
+        connection.outbox.put(wire.Admitted(request=submit.request))
+        self._order(Add(_request(number, submit)))
+
+    def _forward(self, connection: _Connection, number: int, order: Callable[[int], Order]) -> None:
+        ours = connection.requests.get(number)
+        if ours is None:
+            self._unmatched += 1  # it ended while the message was on its way
+        else:
+            self._order(order(ours))
+
+    def _report(self, connection: _Connection, sequence: int) -> None:
+        if self._card is None or self._gate is None or self._snapshot is None:
+            connection.outbox.put(wire.Unready(reason="the model is being loaded"))
+            return
+        gate = self._gate.snapshot()
+        ledger = engine_ledger(self._card, self._index, self._epoch, gate, self._snapshot, self._unmatched)
+        connection.outbox.put(wire.LedgerReply(sequence=sequence, ledger=ledger))
+
+    def _order(self, order: Order) -> None:
+        assert self._orders is not None
+        # Cannot be full: the gate bounds the requests, and each request the orders about it.
+        self._orders.put_nowait(order)
+
+    def _send(self, connection: _Connection | None, message: wire.FromEngine) -> None:
+        if connection is None:
+            return  # lost while the message was on its way
+        try:
+            connection.outbox.put(message)
+        except OutboxFull as error:
+            logger.warning("connection %d: %s", connection.number, error)
+
+    async def heartbeat(self, progress: Callable[[], Progress]) -> None:
+        """Tell every connection, once a second, that this thread lives and how the loop gets on."""
+        while True:
+            step, since = progress()
+            age = None if since is None else time.monotonic() - since
+            held = self._gate.snapshot().tokens if self._gate is not None else 0
+            for connection in self._connections.values():
+                self._send(connection, wire.Heartbeat(step=step, step_age=age, outstanding_tokens=held))
+            await anyio.sleep(_HEARTBEAT_INTERVAL)
+
+
+_LOADING = Refusal(Outcome.UNAVAILABLE, "engine_unavailable", "the model is being loaded; try again shortly")
+
+
+def _request(number: int, submit: wire.Submit) -> Request:
+    return Request(
+        number,
+        submit.prompts,
+        submit.sampling,
+        n=submit.n,
+        priority=submit.priority,
+        cache_salt=submit.cache_salt,
+        public_id=submit.public_id,
+        label=submit.label,
+        arrived_at=time.monotonic(),
+    )
+
+
+def _refused(number: int, refusal: Refusal) -> wire.Refused:
+    patience = None if refusal.outcome is Outcome.INVALID else 1.0
+    return wire.Refused(
+        request=number,
+        outcome=refusal.outcome,
+        code=refusal.code,
+        message=refusal.message,
+        retry_after=patience,
+    )
+
+
+def _item_output(number: int, output: Output) -> wire.ItemOutput:
+    return wire.ItemOutput(
+        request=number,
+        index=output.index,
+        tokens=[] if output.token is None else [output.token],
+        logprobs=None if output.logprobs is None else [output.logprobs],
+        finish_reason=output.finish_reason,
+        stop_token=output.stop_token,
+        prompt_logprobs=output.prompt_logprobs,
+        cached_tokens=output.cached_tokens,
+    )

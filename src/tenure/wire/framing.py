@@ -1,0 +1,94 @@
+"""Messages over a byte stream: a four-byte big-endian length, then msgpack.
+
+A stream socket tells of its peer's death at once, so `PeerGone` is the only way a channel ends besides `aclose`.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import anyio
+import msgspec
+from anyio.abc import ByteStream
+
+from tenure.errors import ResourceError
+
+Received = TypeVar("Received")
+
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+_HEADER = struct.Struct(">I")
+_READ_BYTES = 256 * 1024
+
+
+class PeerGone(ResourceError):
+    """The other side closed, died, or sent something that is no message."""
+
+
+class Channel(Generic[Received]):
+    """One side of a connection. `kind` is the union of what may be received.
+
+    `send` may be called by several tasks, `receive` by one.
+    """
+
+    def __init__(self, stream: ByteStream, kind: object) -> None:
+        self._stream = stream
+        self._decoder: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(kind)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._buffer = bytearray()
+        self._sending = anyio.Lock()
+
+    def encode(self, message: msgspec.Struct) -> bytes:
+        """The frame of a message."""
+        payload = self._encoder.encode(message)
+        if len(payload) > MAX_FRAME_BYTES:
+            raise ValueError(f"a message of {len(payload)} bytes is larger than a frame may be")
+        return _HEADER.pack(len(payload)) + payload
+
+    async def send(self, messages: Sequence[msgspec.Struct]) -> None:
+        """Send messages in order; raises PeerGone."""
+        await self.send_frames(b"".join(map(self.encode, messages)))
+
+    async def send_frames(self, frames: bytes) -> None:
+        """Send what `encode` returned; raises PeerGone."""
+        async with self._sending:
+            try:
+                await self._stream.send(frames)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+                raise PeerGone("the other side is gone") from error
+
+    async def receive(self) -> list[Received]:
+        """Wait for one message or more, and return all that have arrived; raises PeerGone."""
+        while True:
+            messages = self._take()
+            if messages:
+                return messages
+            try:
+                self._buffer += await self._stream.receive(_READ_BYTES)
+            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+                raise PeerGone("the other side is gone") from error
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def _take(self) -> list[Received]:
+        """Decode the complete frames in the buffer."""
+        messages: list[Received] = []
+        begin = 0
+        while len(self._buffer) - begin >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(self._buffer, begin)
+            if length > MAX_FRAME_BYTES:
+                raise PeerGone(f"a frame of {length} bytes was announced")
+            end = begin + _HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            with memoryview(self._buffer) as view:
+                messages.append(self._decode(bytes(view[begin + _HEADER.size : end])))
+            begin = end
+        del self._buffer[:begin]
+        return messages
+
+    def _decode(self, payload: bytes) -> Received:
+        try:
+            return self._decoder.decode(payload)
+        except msgspec.MsgspecError as error:
+            raise PeerGone(f"something arrived that is no message: {error}") from error

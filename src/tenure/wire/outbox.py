@@ -1,0 +1,52 @@
+"""Frames on their way to a peer: handed over without waiting, sent in order by one task, bounded in bytes."""
+
+from typing import Any
+
+import anyio
+import msgspec
+
+from tenure.errors import ResourceError
+from tenure.wire.framing import Channel, PeerGone
+
+
+class OutboxFull(ResourceError):
+    """The peer has not read for so long that it must be taken for dead."""
+
+
+class Outbox:
+    """`put` never waits; `run` sends. After the peer is gone, `put` drops what it is given."""
+
+    def __init__(self, channel: Channel[Any], limit: int = 256 * 1024 * 1024) -> None:
+        self._channel = channel
+        self._limit = limit
+        self._frames: list[bytes] = []
+        self._bytes = 0
+        self._filled = anyio.Event()
+        self._closed = False
+
+    def put(self, message: msgspec.Struct) -> None:
+        """Queue a message; raises OutboxFull beyond the limit."""
+        if self._closed:
+            return
+        frame = self._channel.encode(message)
+        if self._bytes + len(frame) > self._limit:
+            self._closed = True
+            self._filled.set()
+            raise OutboxFull(f"{self._bytes} bytes wait for a peer that does not read")
+        self._frames.append(frame)
+        self._bytes += len(frame)
+        self._filled.set()
+
+    async def run(self) -> None:
+        """Send until the peer is gone or the outbox ran full; raises PeerGone."""
+        try:
+            while True:
+                await self._filled.wait()
+                if self._closed:
+                    raise PeerGone("the other side does not read")
+                self._filled = anyio.Event()
+                frames, self._frames = self._frames, []
+                await self._channel.send_frames(b"".join(frames))
+                self._bytes -= sum(map(len, frames))
+        finally:
+            self._closed = True
