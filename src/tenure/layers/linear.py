@@ -1,0 +1,82 @@
+"""Linear layers behind a seam, so that packed, quantised or device kernels can replace the default.
+
+Legend: T rows, K inputs, N outputs.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from tenure.errors import CallerError
+from tenure.kernels import onednn
+
+
+class Linear(Protocol):
+    """x W^T + b for rows x, with weights in whatever form suits the back end."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of weights and bias."""
+        ...
+
+    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
+        """The product, shape (T, N)."""
+        ...
+
+    def add(self, x_TK: torch.Tensor, residual_TN: torch.Tensor) -> torch.Tensor:
+        """residual + product, shape (T, N); `residual_TN` is not changed."""
+        ...
+
+
+class TorchLinear:
+    """The default on any device: torch's own product on the weights as they are."""
+
+    def __init__(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
+        self._weight_NK = weight_NK
+        self._bias_N = bias_N
+
+    @property
+    def nbytes(self) -> int:
+        return self._weight_NK.nbytes + (0 if self._bias_N is None else self._bias_N.nbytes)
+
+    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
+        return F.linear(x_TK, self._weight_NK, self._bias_N)
+
+    def add(self, x_TK: torch.Tensor, residual_TN: torch.Tensor) -> torch.Tensor:
+        return F.linear(x_TK, self._weight_NK, self._bias_N).add_(residual_TN)
+
+
+class PackedLinear:
+    """oneDNN's product on packed weights: the fastest on a CPU."""
+
+    def __init__(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
+        self._nbytes = weight_NK.nbytes + (0 if bias_N is None else bias_N.nbytes)
+        self._packed = onednn.pack_weight(weight_NK)
+        self._bias_N = bias_N
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
+        return onednn.linear(x_TK, self._packed, self._bias_N)
+
+    def add(self, x_TK: torch.Tensor, residual_TN: torch.Tensor) -> torch.Tensor:
+        return onednn.linear_add(x_TK, self._packed, self._bias_N, residual_TN)
+
+
+LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+
+LINEAR_BACKENDS: Mapping[str, LinearFactory] = MappingProxyType({"torch": TorchLinear, "onednn": PackedLinear})
+
+
+def linear_factory(dtype: torch.dtype, device: torch.device, backend: str | None = None) -> LinearFactory:
+    """The back end named, else the fastest that works for this element type and device."""
+    if backend is None:
+        backend = "onednn" if onednn.can_pack(dtype, device) else "torch"
+    if backend not in LINEAR_BACKENDS:
+        raise CallerError(f"no linear back end {backend!r} (there are: {', '.join(LINEAR_BACKENDS)})")
+    return LINEAR_BACKENDS[backend]

@@ -1,0 +1,45 @@
+"""What the engine sees of a loaded model.
+
+Legend: T rows of a batch, R rows whose next token is wanted, D hidden size, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from tenure.layers.batch import PackedBatch
+from tenure.models.config import ModelConfig
+
+
+class PagedCache(Protocol):
+    """One tensor per layer, (num_blocks, block_size, 2, num_kv_heads, head_dim): keys, then values."""
+
+    @property
+    def layers(self) -> Sequence[torch.Tensor]: ...
+
+
+class LoadedModel(Protocol):
+    """A decoder, ready to run. Call it inside `torch.inference_mode()`; it keeps no state between calls."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def weights_bytes(self) -> int:
+        """Memory that the weights take."""
+        ...
+
+    def forward(self, batch: PackedBatch, cache: PagedCache) -> torch.Tensor:
+        """Compute a batch, writing its keys and values to the cache; hidden states (T, D) for `logits`."""
+        ...
+
+    def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        """Next-token logits (R, V), float32, of some rows of what `forward` returned."""
+        ...

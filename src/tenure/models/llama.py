@@ -1,0 +1,100 @@
+"""The Llama family: Llama, SmolLM, Mistral and Qwen2, told apart by configuration alone.
+
+Legend: T rows, D hidden size, N query heads, C key-value heads, H head size, R sampled rows, V vocabulary, P pairs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from tenure.layers.attention import AttentionBackend, StepAttention
+from tenure.layers.batch import PackedBatch
+from tenure.layers.linear import Linear
+from tenure.layers.mlp import GatedMLP
+from tenure.layers.norm import RMSNorm
+from tenure.layers.rope import rotate_, rotations
+from tenure.models.base import PagedCache
+from tenure.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaLayer:
+    """One decoder layer. `qkv` gives the query heads, then the key heads, then the value heads."""
+
+    attention_norm: RMSNorm
+    qkv: Linear
+    output: Linear
+    mlp_norm: RMSNorm
+    mlp: GatedMLP
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+
+    def __call__(
+        self, x_TD: torch.Tensor, rotations_T1P: torch.Tensor, attention: StepAttention, cache: torch.Tensor
+    ) -> torch.Tensor:
+        heads_TNH = self.qkv(self.attention_norm(x_TD)).view(len(x_TD), -1, self.head_dim)
+        rotate_(heads_TNH[:, : self.num_heads + self.num_kv_heads], rotations_T1P)
+        q_TNH = heads_TNH[:, : self.num_heads]
+        kv_T2CH = heads_TNH[:, self.num_heads :].view(len(x_TD), 2, self.num_kv_heads, self.head_dim)
+        x_TD = self.output.add(attention.attend(self.window, q_TNH, kv_T2CH, cache), x_TD)
+        return self.mlp(self.mlp_norm(x_TD), x_TD)
+
+    @property
+    def nbytes(self) -> int:
+        norms = self.attention_norm.weight_D.nbytes + self.mlp_norm.weight_D.nbytes
+        return norms + self.qkv.nbytes + self.output.nbytes + self.mlp.gate_up.nbytes + self.mlp.down.nbytes
+
+
+class LlamaModel:
+    """A decoder of the family; implements `LoadedModel`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        embedding_VD: torch.Tensor,
+        layers: Sequence[LlamaLayer],
+        final_norm: RMSNorm,
+        head: Linear,
+        inverse_P: torch.Tensor,
+        attention: AttentionBackend,
+    ) -> None:
+        self._config = config
+        self._embedding_VD = embedding_VD
+        self._layers = tuple(layers)
+        self._final_norm = final_norm
+        self._head = head
+        self._inverse_P = inverse_P
+        self._attention = attention
+        self._windows = tuple(dict.fromkeys(layer.window for layer in self._layers))
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embedding_VD.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._embedding_VD.device
+
+    @property
+    def weights_bytes(self) -> int:
+        ends = self._embedding_VD.nbytes + self._head.nbytes + self._final_norm.weight_D.nbytes
+        return ends + sum(layer.nbytes for layer in self._layers)
+
+    def forward(self, batch: PackedBatch, cache: PagedCache) -> torch.Tensor:
+        x_TD = F.embedding(batch.token_ids_T, self._embedding_VD)
+        rotations_T1P = rotations(batch.positions_T, self._inverse_P)
+        attention = self._attention.begin(batch, self._windows)
+        for layer, layer_cache in zip(self._layers, cache.layers, strict=True):
+            x_TD = layer(x_TD, rotations_T1P, attention, layer_cache)
+        return x_TD
+
+    def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        return self._head(self._final_norm(hidden_RD)).float()

@@ -1,0 +1,141 @@
+"""Loading a model: configuration, weights, and the layers built from them, one thread per core.
+
+Legend: V vocabulary, D hidden size, K inputs of a projection.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from tenure.layers.attention import AttentionShape, attention_backend
+from tenure.layers.linear import Linear, LinearFactory, linear_factory
+from tenure.layers.mlp import GatedMLP
+from tenure.layers.norm import RMSNorm
+from tenure.layers.rope import interleave_rows
+from tenure.models.base import LoadedModel
+from tenure.models.config import ModelConfig, read_config
+from tenure.models.frequencies import inverse_frequencies
+from tenure.models.llama import LlamaLayer, LlamaModel
+from tenure.models.weights import WeightReader, open_weights
+from tenure.source import ResolvedSource
+
+
+def load(
+    source: ResolvedSource,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    *,
+    linear: str | None = None,
+    attention: str | None = None,
+) -> LoadedModel:
+    """Load a model. `linear` and `attention` name back ends; None takes the best for the device.
+
+    Raises CallerError for a model that is not served, ResourceError, naming the file, for weights that are missing,
+    damaged or of the wrong shape.
+    """
+    config = read_config(source)
+    device = torch.device(device)
+    with open_weights(source) as reader:
+        return _Builder(config, reader, dtype, device, linear_factory(dtype, device, linear)).build(attention)
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    config: ModelConfig
+    reader: WeightReader
+    dtype: torch.dtype
+    device: torch.device
+    linear: LinearFactory
+
+    def build(self, attention: str | None) -> LlamaModel:
+        config = self.config
+        with torch.inference_mode(), ThreadPoolExecutor(os.cpu_count()) as pool:
+            ends = pool.submit(self._ends)
+            layers = list(pool.map(self._layer, range(config.num_layers)))
+            embedding_VD, head = ends.result()
+            shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, self.dtype, self.device)
+            return LlamaModel(
+                config=config,
+                embedding_VD=embedding_VD,
+                layers=layers,
+                final_norm=self._norm("model.norm.weight"),
+                head=head,
+                inverse_P=inverse_frequencies(config, self._rope_factors()).to(self.device),
+                attention=attention_backend(shape, attention),
+            )
+
+    def _ends(self) -> tuple[torch.Tensor, Linear]:
+        """The embedding, and the output head, which often shares its weights."""
+        with torch.inference_mode():
+            shape = (self.config.vocab_size, self.config.hidden_size)
+            embedding_VD = self._tensor("model.embed_tokens.weight", shape)
+            tied = self.config.tie_word_embeddings
+            return embedding_VD, self.linear(embedding_VD if tied else self._tensor("lm_head.weight", shape), None)
+
+    def _layer(self, number: int) -> LlamaLayer:
+        config, prefix = self.config, f"model.layers.{number}"
+        with torch.inference_mode():  # it holds for one thread only
+            return LlamaLayer(
+                attention_norm=self._norm(f"{prefix}.input_layernorm.weight"),
+                qkv=self._qkv(f"{prefix}.self_attn"),
+                output=self._output(f"{prefix}.self_attn.o_proj"),
+                mlp_norm=self._norm(f"{prefix}.post_attention_layernorm.weight"),
+                mlp=self._mlp(f"{prefix}.mlp"),
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                window=config.window_of(number),
+            )
+
+    def _qkv(self, prefix: str) -> Linear:
+        config = self.config
+        heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads, "v_proj": config.num_kv_heads}
+        weights, biases = [], []
+        for name, count in heads.items():
+            rows = count * config.head_dim
+            weights.append(
+                self._rotary(name, count, self._tensor(f"{prefix}.{name}.weight", (rows, config.hidden_size)))
+            )
+            if config.attention_bias:
+                biases.append(self._rotary(name, count, self._tensor(f"{prefix}.{name}.bias", (rows,))))
+        return self.linear(torch.cat(weights), torch.cat(biases) if biases else None)
+
+    def _rotary(self, name: str, num_heads: int, weight: torch.Tensor) -> torch.Tensor:
+        if name == "v_proj" or self.reader.interleaved:
+            return weight
+        return interleave_rows(weight, num_heads)
+
+    def _output(self, prefix: str) -> Linear:
+        config = self.config
+        shape = (config.hidden_size, config.num_heads * config.head_dim)
+        return self.linear(self._tensor(f"{prefix}.weight", shape), self._bias(prefix, config.attention_output_bias))
+
+    def _mlp(self, prefix: str) -> GatedMLP:
+        config = self.config
+        names = (f"{prefix}.gate_proj", f"{prefix}.up_proj")
+        inward = (config.intermediate_size, config.hidden_size)
+        gate_up_weight = torch.cat([self._tensor(f"{name}.weight", inward) for name in names])
+        gate_up_bias = None
+        if config.mlp_bias:
+            gate_up_bias = torch.cat([self._tensor(f"{name}.bias", inward[:1]) for name in names])
+        down = f"{prefix}.down_proj"
+        return GatedMLP(
+            gate_up=self.linear(gate_up_weight, gate_up_bias),
+            down=self.linear(self._tensor(f"{down}.weight", inward[::-1]), self._bias(down, config.mlp_bias)),
+        )
+
+    def _bias(self, prefix: str, present: bool) -> torch.Tensor | None:
+        return self._tensor(f"{prefix}.bias", (self.config.hidden_size,)) if present else None
+
+    def _norm(self, name: str) -> RMSNorm:
+        return RMSNorm(self._tensor(name, (self.config.hidden_size,)), self.config.rms_norm_eps)
+
+    def _rope_factors(self) -> torch.Tensor | None:
+        name = "rope_freqs.weight"
+        return self.reader.tensor(name, (self.config.head_dim // 2,)) if self.reader.has(name) else None
+
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        # A copy even when nothing changes: a tensor of a safetensors file is a view of the mapped file.
+        return self.reader.tensor(name, shape).to(device=self.device, dtype=self.dtype, copy=False).contiguous()
