@@ -1,0 +1,23 @@
+"""`POST /v1/chat/completions`."""
+
+import msgspec
+
+from tenure.api.call import Call
+from tenure.api.chat_reply import ChatChunks, chat_body
+from tenure.api.chat_types import ChatRequest
+from tenure.api.context import AppContext
+from tenure.api.decoding import decode_body
+from tenure.api.generate import Format, run_job
+from tenure.api.selection import select_model
+from tenure.api.validate import chat_job
+
+DECODER = msgspec.json.Decoder(ChatRequest)
+FORMAT = Format(id_prefix="chatcmpl-", chunks=ChatChunks, body=chat_body)
+
+
+async def chat_completions(call: Call[AppContext]) -> None:
+    request = decode_body(call.body, DECODER)
+    chosen = select_model(call, request.model)
+    priority = call.headers.get("x-vllm-priority")
+    job = await chat_job(request, chosen.text, chosen.window, call.context.settings, priority=priority)
+    await run_job(call, chosen.engine, job, FORMAT)

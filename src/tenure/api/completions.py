@@ -1,0 +1,23 @@
+"""`POST /v1/completions`."""
+
+import msgspec
+
+from tenure.api.call import Call
+from tenure.api.completion_reply import CompletionChunks, completion_body
+from tenure.api.completion_types import CompletionRequest
+from tenure.api.context import AppContext
+from tenure.api.decoding import decode_body
+from tenure.api.generate import Format, run_job
+from tenure.api.selection import select_model
+from tenure.api.validate import completion_job
+
+DECODER = msgspec.json.Decoder(CompletionRequest)
+FORMAT = Format(id_prefix="cmpl-", chunks=CompletionChunks, body=completion_body)
+
+
+async def completions(call: Call[AppContext]) -> None:
+    request = decode_body(call.body, DECODER)
+    chosen = select_model(call, request.model)
+    priority = call.headers.get("x-vllm-priority")
+    job = await completion_job(request, chosen.text, chosen.window, call.context.settings, priority=priority)
+    await run_job(call, chosen.engine, job, FORMAT)

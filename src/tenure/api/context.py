@@ -1,0 +1,91 @@
+"""What the handlers need besides the request: a value that the server builds once and nobody changes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tenure.text.chat_template import ChatTemplate
+from tenure.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ApiSettings:
+    """Limits and switches of the HTTP surface."""
+
+    version: str
+    max_n: int = 128
+    max_logprobs: int = 20
+    """-1 lets a request ask for the whole vocabulary."""
+    max_prompts: int = 1024
+    stream_interval: int = 1
+    """Tokens per streamed chunk at least; a request may only raise it."""
+    prompt_tokens_details: bool = False
+    thread_above: int = 8192
+    """Characters of prompt from which rendering and tokenising leave the event loop."""
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """The sampling values of a model's `generation_config.json`; None where it says nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+    """Its `max_new_tokens`: how long a chat answer may be when the request says nothing."""
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """The text side of a served model."""
+
+    name: str
+    """Its first served name: what `model` says in replies."""
+    tokenizer: Tokenizer
+    template: ChatTemplate | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    created: int = 0
+    """Unix seconds, as `/v1/models` reports it."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """How much of a model is there for one item: the card's figures, as validation needs them."""
+
+    max_model_len: int
+    pool_tokens: int
+    vocabulary_size: int
+
+    @property
+    def capacity(self) -> int:
+        """Tokens, prompt and output together, that one item can ever hold."""
+        return min(self.max_model_len, self.pool_tokens)
+
+
+class Counters(Protocol):
+    """Work requests, summed over all API processes."""
+
+    def http_counts(self) -> "HttpCounts": ...
+
+
+class HttpCounts(msgspec.Struct, frozen=True):
+    """`arrivals` = `open` + the sum of `outcomes`."""
+
+    open: int
+    arrivals: int
+    outcomes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class AppContext:
+    """`started_at` is monotonic seconds, `epoch` drawn anew by each start of the server."""
+
+    fleet: Fleet
+    texts: Mapping[str, TextModel]
+    """By first served name."""
+    counters: Counters
+    settings: ApiSettings
+    epoch: str
+    started_at: float

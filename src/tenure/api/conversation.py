@@ -1,0 +1,112 @@
+"""The conversation of a chat body: its rules, and its way through the model's chat template."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tenure.api.chat_types import ChatMessage, ChatRequest, ContentPart, FunctionCall, ToolCall
+from tenure.api.context import TextModel
+from tenure.api.errors import invalid_request
+from tenure.api.sampling_rules import unsupported
+from tenure.errors import CallerError
+
+_TEXT_PARTS = frozenset(("text", "input_text", "output_text", "refusal"))
+
+
+def check_conversation(request: ChatRequest) -> None:
+    """Raise a 400 for a conversation that cannot be rendered, or that asks for what is not served."""
+    if not request.messages:
+        raise invalid_request("`messages` must not be empty.", "messages")
+    if request.tools is not None:
+        if not request.tools:
+            raise invalid_request("`tools` must not be empty.", "tools")
+        raise unsupported("tools")
+    if request.tool_choice not in (None, "none"):
+        raise invalid_request("`tool_choice` needs `tools`.", "tool_choice")
+    if request.chat_template is not None:
+        raise invalid_request("`chat_template` is refused: this server uses its own.", "chat_template")
+    for name in ("mm_processor_kwargs", "media_io_kwargs"):
+        if getattr(request, name):
+            raise unsupported(name)
+    if request.continue_final_message and request.add_generation_prompt is not False:
+        message = "`continue_final_message` needs `add_generation_prompt` to be false."
+        raise invalid_request(message, "continue_final_message")
+    for position, turn in enumerate(request.messages):
+        _check_parts(position, turn)
+
+
+def _check_parts(position: int, message: ChatMessage) -> None:
+    if message.content is None or isinstance(message.content, str):
+        return
+    for index, part in enumerate(message.content):
+        field = f"messages[{position}].content[{index}]"
+        if isinstance(part, str):
+            continue
+        if part.type not in _TEXT_PARTS:
+            raise invalid_request(f"`{field}`: only parts of type `text` are served by this model.", field)
+        if _part_text(part) is None:
+            key = "refusal" if part.type == "refusal" else "text"
+            raise invalid_request(f"`{field}`: a part of type `{part.type}` needs a `{key}`.", field)
+
+
+def render(request: ChatRequest, model: TextModel) -> str:
+    """Return the conversation as the model's template writes it; a template's refusal is a 400."""
+    if model.template is None:
+        raise invalid_request(f"The model {model.name} has no chat template; use /v1/completions.", "messages")
+    variables: dict[str, Any] = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", request.reasoning_effort)
+    try:
+        return model.template.render(
+            [_as_mapping(message) for message in request.messages],
+            add_generation_prompt=request.add_generation_prompt is not False,
+            continue_final_message=bool(request.continue_final_message),
+            documents=request.documents,
+            extra=variables,
+        )
+    except CallerError as error:
+        raise invalid_request(f"The conversation cannot be rendered: {error}.", "messages") from None
+
+
+def response_role(request: ChatRequest) -> str:
+    """Return who speaks in the answer: the assistant, or the last speaker when no new turn is opened."""
+    return "assistant" if request.add_generation_prompt is not False else request.messages[-1].role
+
+
+def echoed_text(request: ChatRequest) -> str:
+    """Return the last message's text when the answer goes on in the same role, else nothing."""
+    last = request.messages[-1]
+    return _text(last.content) if last.role == response_role(request) else ""
+
+
+def _text(content: str | list[str | ContentPart] | None) -> str:
+    """Parts are joined by newlines, as templates that know text alone expect it."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part if isinstance(part, str) else _part_text(part) or "" for part in content)
+
+
+def _part_text(part: ContentPart) -> str | None:
+    return part.refusal if part.type == "refusal" else part.text
+
+
+def _as_mapping(message: ChatMessage) -> Mapping[str, Any]:
+    """What the text side reads: plain mappings and lists, without what is unset."""
+    turn: dict[str, Any] = {"content": None, **_set_fields(message)}
+    if isinstance(message.content, list):
+        turn["content"] = [part if isinstance(part, str) else _set_fields(part) for part in message.content]
+    if message.tool_calls is not None:
+        turn["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    return turn
+
+
+def _tool_call(call: ToolCall) -> Mapping[str, Any]:
+    fields = {"type": "function", **_set_fields(call)}
+    if call.function is not None:
+        fields["function"] = _set_fields(call.function)
+    return fields
+
+
+def _set_fields(struct: ChatMessage | ContentPart | ToolCall | FunctionCall) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(struct).items() if value is not None}

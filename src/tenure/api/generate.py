@@ -1,0 +1,142 @@
+"""Runs one validated job: asks the engine, and answers whole or as a stream of events. Both routes share it."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tenure.api.answer import Answer, Piece, Record
+from tenure.api.call import Call
+from tenure.api.context import AppContext
+from tenure.api.job import Job
+from tenure.api.prompts import in_thread_if_long
+from tenure.api.reply import ReplyHead, fingerprint
+from tenure.api.response_types import Usage
+from tenure.api.sse import EventStream
+from tenure.client.engine import EngineClient
+from tenure.client.handle import EndOfGeneration, GenerationHandle
+from tenure.wire.messages import ItemOutput
+
+FIRST_TOKEN_SECONDS = "time_to_first_token_seconds"
+REQUEST_SECONDS = "request_seconds"
+_CHARACTERS_PER_LOGPROB = 64
+
+
+class Chunks(Protocol):
+    """The events of one stream, in order. Each method gives chunks that are encoded already."""
+
+    def opening(self) -> Iterator[bytes]: ...
+    def piece(self, piece: Piece, *, last: bool) -> Iterator[bytes]: ...
+    def ending(self) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a route writes its answers."""
+
+    id_prefix: str
+    chunks: Callable[[Job, ReplyHead, Callable[[], Usage]], Chunks]
+    body: Callable[[Job, ReplyHead, Sequence[Record], Usage], bytes]
+
+
+async def run_job(call: Call[AppContext], engine: EngineClient, job: Job, form: Format) -> None:
+    """Answer `call` with what `engine` makes of `job`. A refusal is raised before anything is sent."""
+    version = call.context.settings.version
+    head = ReplyHead(form.id_prefix + call.request_id, int(time.time()), job.model.name, fingerprint(version))
+    async with engine.open(job.submit(head.id, call.label)) as handle:
+        if job.stream:
+            await _stream(call, handle, job, head, form)
+        else:
+            await _answer_whole(call, handle, job, head, form)
+    call.context.observe(REQUEST_SECONDS, time.monotonic() - call.received_at)
+
+
+async def _stream(
+    call: Call[AppContext], handle: GenerationHandle, job: Job, head: ReplyHead, form: Format
+) -> None:
+    answer = Answer(job)
+    chunks = form.chunks(job, head, answer.usage)
+    async with call.event_stream() as stream:
+        outputs = await _receive(handle)
+        if outputs is not None:
+            _note_first_token(call)
+            for chunk in chunks.opening():
+                await stream.send(chunk)
+        while outputs is not None:
+            for output in outputs:
+                await _send_piece(stream, handle, answer, chunks, output, ends_stream=not job.report.include_usage)
+            outputs = await _receive(handle)
+        _check_complete(answer)
+        if job.report.include_usage:
+            await stream.send(chunks.ending())
+        await stream.done()
+
+
+async def _send_piece(
+    stream: EventStream,
+    handle: GenerationHandle,
+    answer: Answer,
+    chunks: Chunks,
+    output: ItemOutput,
+    *,
+    ends_stream: bool,
+) -> None:
+    piece = answer.take(output)
+    if piece is None:
+        return
+    if piece.engine_goes_on:
+        handle.finish_item(piece.index)
+    for chunk in chunks.piece(piece, last=ends_stream and answer.unfinished == 0):
+        await stream.send(chunk)
+
+
+async def _answer_whole(
+    call: Call[AppContext], handle: GenerationHandle, job: Job, head: ReplyHead, form: Format
+) -> None:
+    answer = Answer(job)
+    records = [Record() for _ in range(job.items)]
+    outputs = await _receive(handle)
+    _note_first_token(call)
+    while outputs is not None:
+        for output in outputs:
+            piece = answer.take(output)
+            if piece is None:
+                continue
+            if piece.engine_goes_on:
+                handle.finish_item(piece.index)
+            records[piece.index].add(piece)
+        outputs = await _receive(handle)
+    _check_complete(answer)
+    body = await in_thread_if_long(
+        lambda: form.body(job, head, records, answer.usage()),
+        _size(job, records),
+        call.context.settings.thread_above,
+    )
+    await call.respond(200, body)
+
+
+async def _receive(handle: GenerationHandle) -> Sequence[ItemOutput] | None:
+    """The next outputs; None when the generation has ended well."""
+    try:
+        return await handle.receive()
+    except EndOfGeneration:
+        return None
+
+
+def _note_first_token(call: Call[AppContext]) -> None:
+    call.context.observe(FIRST_TOKEN_SECONDS, time.monotonic() - call.received_at)
+
+
+def _check_complete(answer: Answer) -> None:
+    if answer.unfinished:
+        raise RuntimeError(f"the engine ended a request with {answer.unfinished} unfinished items")
+
+
+def _size(job: Job, records: Sequence[Record]) -> int:
+    """Characters of the body, roughly: what decides whether it is built in a thread."""
+    size = 0
+    for record in records:
+        size += sum(map(len, record.parts))
+        for reported in (*record.logprobs, *(record.prompt_logprobs or ())):
+            size += _CHARACTERS_PER_LOGPROB * (1 + len(reported.ids)) if reported is not None else 0
+    return size if job.report.logprobs or job.report.prompt_logprobs is not None else size // 100

@@ -1,0 +1,118 @@
+"""Prompts: from what a body holds to lists of token ids that fit the model, or a 400 that says why not."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import anyio.to_thread
+
+from tenure.api.context import Window
+from tenure.api.errors import context_length_exceeded, invalid_request
+from tenure.api.ranges import check_ids
+from tenure.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+TextOrIds = str | Sequence[int | float]
+PromptField = str | Sequence[str | int | float | Sequence[int | float]]
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Cut a prompt to `limit` tokens: side `left` keeps its end, `right` its start."""
+
+    limit: int
+    side: str
+
+
+async def in_thread_if_long(work: Callable[[], T], characters: int, threshold: int) -> T:
+    """Run `work` here, or in a worker thread when its input is so long that the event loop would stall."""
+    if characters <= threshold:
+        return work()
+    return await anyio.to_thread.run_sync(work)
+
+
+def split_prompts(prompt: PromptField | None, max_prompts: int) -> list[TextOrIds]:
+    """Return the prompts of a completion body: a text, texts, token ids or lists of token ids."""
+    if prompt is None:
+        raise invalid_request("`prompt` is required.", "prompt")
+    if isinstance(prompt, str):
+        return [prompt]
+    if all(isinstance(entry, (int, float)) for entry in prompt):
+        return [prompt]  # type: ignore[list-item]
+    if len(prompt) > max_prompts:
+        raise invalid_request(f"`prompt` takes at most {max_prompts} prompts.", "prompt")
+    texts = sum(isinstance(entry, str) for entry in prompt)
+    lists = sum(isinstance(entry, list) for entry in prompt)
+    if len(prompt) in (texts, lists):
+        return list(prompt)  # type: ignore[arg-type]
+    raise invalid_request("`prompt` must be a string, strings, token ids, or lists of token ids.", "prompt")
+
+
+def tokenise(
+    prompts: Sequence[TextOrIds],
+    tokenizer: Tokenizer,
+    vocabulary_size: int,
+    *,
+    add_special_tokens: bool,
+    truncation: Truncation | None,
+) -> list[list[int]]:
+    """Return the token ids of each prompt, cut where truncation was asked for."""
+    tokens: list[list[int]] = []
+    for position, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            ids = tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        else:
+            name = "prompt" if len(prompts) == 1 else f"prompt[{position}]"
+            ids = check_ids(name, prompt, vocabulary_size)
+        tokens.append(_truncate(ids, truncation, tokenizer.bos_token_id) if truncation else ids)
+    return tokens
+
+
+def _truncate(ids: list[int], truncation: Truncation, bos_token_id: int | None) -> list[int]:
+    limit = truncation.limit
+    if len(ids) <= limit:
+        return ids
+    if truncation.side == "right" or limit == 0:
+        return ids[:limit]
+    if bos_token_id is not None and ids[0] == bos_token_id:
+        return [bos_token_id, *ids[len(ids) - limit + 1 :]]  # the model expects its begin token whatever is cut
+    return ids[len(ids) - limit :]
+
+
+def check_truncation(limit: int | None, side: str | None, default_side: str, window: Window) -> Truncation | None:
+    """Read the truncation fields; -1 keeps as much as leaves room for one token."""
+    if side is not None and side not in ("left", "right"):
+        raise invalid_request("`truncation_side` must be `left` or `right`.", "truncation_side")
+    if limit is None:
+        return None
+    if limit > window.max_model_len:
+        message = f"`truncate_prompt_tokens` must not exceed the window of {window.max_model_len} tokens."
+        raise invalid_request(message, "truncate_prompt_tokens")
+    return Truncation(window.capacity - 1 if limit == -1 else limit, side or default_side)
+
+
+def fit(prompts: Sequence[Sequence[int]], requested: int | None, window: Window, param: str) -> int:
+    """Return the tokens that may be generated: what was asked for, clamped to the room of the roomiest prompt.
+
+    None asks for all the room. Raises a 400 for a prompt without tokens or without room for one more.
+    """
+    for position, prompt in enumerate(prompts):
+        where = "The prompt" if len(prompts) == 1 else f"`{param}[{position}]`"
+        if not prompt:
+            raise invalid_request(f"`{param}[{position}]` has no tokens.", param)
+        _check_room(len(prompt), 0 if requested == 0 else 1, window, where, param)
+    room = window.capacity - min(len(prompt) for prompt in prompts)
+    return room if requested is None else min(requested, room)
+
+
+def _check_room(length: int, wanted: int, window: Window, where: str, param: str) -> None:
+    if length + wanted <= window.capacity:
+        return
+    if window.max_model_len <= window.pool_tokens:
+        limit = f"the model's window is {window.max_model_len} tokens"
+    else:
+        limit = f"the server's KV pool holds {window.pool_tokens} tokens"
+    need = " and one more has to fit" if wanted else ""
+    message = f"{where} has {length} tokens{need}, but {limit}. Please reduce the length of the input prompt."
+    raise context_length_exceeded(message, param)
