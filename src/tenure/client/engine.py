@@ -1,0 +1,231 @@
+"""The connection of an API process to one engine, kept up for as long as the process lives.
+
+    connecting --connected--> loading --Ready--> ready --connection lost--> connecting
+
+State, owned by the task that runs `run`: the connection, the card, and `_open`, the handles of all requests that the
+engine may hold something of. When the connection is lost, every handle in it is told so at once.
+"""
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+
+import anyio
+from anyio.abc import TaskGroup
+
+from tenure.client.generation import GenerationHandle, Refusal
+from tenure.outcomes import Outcome
+from tenure.wire import messages as wire
+from tenure.wire.framing import Channel, PeerGone
+from tenure.wire.outbox import Outbox, OutboxFull
+
+logger = logging.getLogger("tenure.client")
+
+_RECONNECT_AFTER = 0.1
+_CANCEL_TIMEOUT = 60.0
+"""How long a cancelled handler waits for the acknowledgement. The heartbeat limit ends the wait sooner, unless an
+engine lives and does not answer, which would be our bug."""
+
+
+def _ignore(seconds: float) -> None:
+    del seconds
+
+
+class EngineClient:
+    """One engine, reached through the Unix socket at `path`.
+
+    `heartbeat_timeout`: seconds of silence after which the engine is taken for dead; 0 waits for ever.
+    `on_cancelled` is told how long each cancel took until the engine held nothing of the request.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        worker: int = 0,
+        heartbeat_timeout: float = 5.0,
+        on_cancelled: Callable[[float], None] = _ignore,
+    ) -> None:
+        self.card: wire.ModelCard | None = None
+        self.outstanding_tokens = 0
+        self._path = path
+        self._worker = worker
+        self._heartbeat_timeout = heartbeat_timeout
+        self._on_cancelled = on_cancelled
+        self._outbox: Outbox | None = None
+        self._open: dict[int, GenerationHandle] = {}
+        self._ledgers: dict[int, list[wire.EngineLedger | None]] = {}
+        self._answered = anyio.Event()
+        self._numbers = count(1)
+
+    @property
+    def ready(self) -> bool:
+        """The engine admits requests."""
+        return self.card is not None
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._open)
+
+    # what handlers use
+
+    @asynccontextmanager
+    async def open(self, submit: wire.Submit) -> AsyncIterator[GenerationHandle]:
+        """Have a request admitted (its `request` number is set here), and hold it for as long as the scope lasts.
+
+        Raises Refusal. Leaving the scope before the request is over cancels it, and waits, shielded, until the engine
+        holds nothing of it.
+        """
+        if self.card is None:
+            raise _unavailable()
+        handle = self._submit(submit)
+        try:
+            await handle.wait_admitted()
+            yield handle
+        except anyio.get_cancelled_exc_class():
+            await self._cancel(handle, Outcome.CLIENT_CANCELLED)
+            raise
+        except BaseException:
+            await self._cancel(handle, Outcome.ENGINE_ERROR)
+            raise
+        else:
+            await self._cancel(handle, Outcome.ABORTED)
+
+    async def ledger(self, timeout: float = 1.0) -> wire.EngineLedger | None:
+        """The engine's ledger; None when it does not answer in time."""
+        number = next(self._numbers)
+        self._ledgers[number] = []
+        try:
+            self._send(wire.AskLedger(sequence=number))
+            with anyio.move_on_after(timeout):
+                while not self._ledgers[number]:
+                    await self._answered.wait()
+            answers = self._ledgers[number]
+            return answers[0] if answers else None
+        finally:
+            del self._ledgers[number]
+
+    def _submit(self, submit: wire.Submit) -> GenerationHandle:
+        number = next(self._numbers)
+        handle = GenerationHandle(number, lambda index: self._send(wire.FinishItem(request=number, index=index)))
+        self._open[number] = handle
+        self._send(
+            wire.Submit(
+                request=number,
+                public_id=submit.public_id,
+                prompts=submit.prompts,
+                sampling=submit.sampling,
+                n=submit.n,
+                label=submit.label,
+                priority=submit.priority,
+                cache_salt=submit.cache_salt,
+            )
+        )
+        return handle
+
+    async def _cancel(self, handle: GenerationHandle, outcome: Outcome) -> None:
+        if handle.over:
+            return
+        started = time.monotonic()
+        self._send(wire.Cancel(request=handle.number, outcome=outcome))
+        with anyio.move_on_after(_CANCEL_TIMEOUT, shield=True):
+            await handle.wait_over()
+        if handle.over:
+            self._on_cancelled(time.monotonic() - started)
+        else:
+            logger.error("the engine has not acknowledged a cancel within %.0f s", _CANCEL_TIMEOUT)
+
+    def _send(self, message: wire.ToEngine) -> None:
+        if self._outbox is None:
+            return  # lost; every handle has been told
+        try:
+            self._outbox.put(message)
+        except OutboxFull as error:
+            logger.warning("engine at %s: %s", self._path, error)
+
+    # the connection
+
+    async def run(self) -> None:
+        """Keep the connection up until cancelled."""
+        while True:
+            try:
+                stream = await anyio.connect_unix(self._path)
+            except OSError as error:
+                logger.debug("engine at %s: %s", self._path, error)
+                await anyio.sleep(_RECONNECT_AFTER)
+                continue
+            await self._converse(Channel(stream, wire.FromEngine))
+
+    async def _converse(self, channel: Channel[wire.FromEngine]) -> None:
+        try:
+            async with anyio.create_task_group() as group:
+                self._outbox = Outbox(channel)
+                self._outbox.put(wire.Hello(worker=self._worker))
+                group.start_soon(self._write, self._outbox, group)
+                await self._read(channel)
+                group.cancel_scope.cancel()
+        finally:
+            self._lose()
+            with anyio.CancelScope(shield=True):
+                await channel.aclose()
+
+    async def _write(self, outbox: Outbox, group: TaskGroup) -> None:
+        try:
+            await outbox.run()
+        except PeerGone:
+            group.cancel_scope.cancel()
+
+    async def _read(self, channel: Channel[wire.FromEngine]) -> None:
+        limit = self._heartbeat_timeout or float("inf")
+        try:
+            while True:
+                with anyio.fail_after(limit):
+                    messages = await channel.receive()
+                for message in messages:
+                    self._handle(message)
+        except PeerGone as reason:
+            logger.warning("engine at %s: %s", self._path, reason)
+        except TimeoutError:
+            logger.error("engine at %s: no sign of life for %.1f s", self._path, limit)
+
+    def _handle(self, message: wire.FromEngine) -> None:
+        match message:
+            case wire.StepOutput(outputs=outputs):
+                for output in outputs:
+                    if (handle := self._open.get(output.request)) is not None:
+                        handle.deliver(output)
+            case wire.Admitted(request=number):
+                self._open[number].admit()
+            case wire.Refused(request=number):
+                self._open.pop(number).refuse(message)
+            case wire.Ended(request=number):
+                self._open.pop(number).end(message)
+            case wire.Heartbeat(outstanding_tokens=tokens):
+                self.outstanding_tokens = tokens
+            case wire.LedgerReply(sequence=sequence, ledger=ledger):
+                self._note_ledger(sequence, ledger)
+            case wire.Ready(card=card):
+                self.card = card
+            case wire.Unready(reason=reason):
+                self.card = None
+                logger.debug("engine at %s: %s", self._path, reason)
+
+    def _note_ledger(self, sequence: int, ledger: wire.EngineLedger) -> None:
+        if sequence in self._ledgers:  # else it was not waited for any longer
+            self._ledgers[sequence].append(ledger)
+            self._answered.set()
+            self._answered = anyio.Event()
+
+    def _lose(self) -> None:
+        """The connection is gone, and with it all that the engine held for this process."""
+        self.card, self._outbox = None, None
+        lost, self._open = self._open, {}
+        for handle in lost.values():
+            handle.lose()
+
+
+def _unavailable() -> Refusal:
+    message = "the engine is not ready; try again shortly"
+    return Refusal(Outcome.UNAVAILABLE, "engine_unavailable", message, 1.0)

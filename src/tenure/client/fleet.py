@@ -1,0 +1,136 @@
+"""All models that this server serves, and the engines of each."""
+
+from collections.abc import Sequence
+
+import anyio
+
+from tenure.client.engine import EngineClient
+from tenure.errors import CallerError
+from tenure.wire.messages import (
+    BlockCounts,
+    EngineLedger,
+    ItemCounts,
+    ModelCard,
+    PermitCount,
+    PermitCounts,
+    SlotCounts,
+)
+
+
+class ModelNotFound(CallerError):
+    """No model has this name. `names` are those that there are."""
+
+    def __init__(self, name: str, names: Sequence[str]) -> None:
+        super().__init__(f"the model {name!r} does not exist; this server has: {', '.join(names)}")
+        self.name = name
+        self.names = tuple(names)
+
+
+class ModelNotSupported(CallerError):
+    """The model cannot do what the route asks for."""
+
+    def __init__(self, name: str, task: str, tasks: Sequence[str]) -> None:
+        super().__init__(f"the model {name!r} does not support {task!r}; it supports: {', '.join(tasks)}")
+        self.name = name
+        self.task = task
+        self.tasks = tuple(tasks)
+
+
+class Served:
+    """One model, by its served names (the first is the one in replies), and its engines."""
+
+    def __init__(self, names: Sequence[str], engines: Sequence[EngineClient], tasks: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.engines = tuple(engines)
+        self.tasks = tuple(tasks)
+
+    def __repr__(self) -> str:
+        return f"<Served {', '.join(self.names)}: {sum(engine.ready for engine in self.engines)} ready>"
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def ready(self) -> bool:
+        """All its engines admit requests."""
+        return all(engine.ready for engine in self.engines)
+
+    @property
+    def card(self) -> ModelCard | None:
+        """What one of its engines said of the model; None while none is ready."""
+        return next((engine.card for engine in self.engines if engine.card is not None), None)
+
+    @property
+    def engine(self) -> EngineClient:
+        """The engine for the next request: of those that are ready the one with the fewest outstanding tokens."""
+        ready = [engine for engine in self.engines if engine.ready] or self.engines
+        return min(ready, key=lambda engine: (engine.outstanding_tokens, engine.open_requests))
+
+
+class Fleet:
+    """The models in the order of the command line."""
+
+    def __init__(self, models: Sequence[Served]) -> None:
+        self.models = tuple(models)
+        self._by_name = {name: served for served in self.models for name in served.names}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All served names."""
+        return tuple(self._by_name)
+
+    @property
+    def ready(self) -> bool:
+        return all(served.ready for served in self.models)
+
+    def resolve(self, name: str | None, task: str) -> Served:
+        """The model called `name`, or the first that supports `task`. Raises ModelNotFound, ModelNotSupported."""
+        if not name:
+            for served in self.models:
+                if task in served.tasks:
+                    return served
+            first = self.models[0]
+            raise ModelNotSupported(first.name, task, first.tasks)
+        if name not in self._by_name:
+            raise ModelNotFound(name, self.names)
+        served = self._by_name[name]
+        if task not in served.tasks:
+            raise ModelNotSupported(name, task, served.tasks)
+        return served
+
+    async def run(self) -> None:
+        """Keep the connections to all engines up until cancelled."""
+        async with anyio.create_task_group() as group:
+            for served in self.models:
+                for engine in served.engines:
+                    group.start_soon(engine.run)
+
+    async def ledgers(self, timeout: float = 1.0) -> list[EngineLedger]:
+        """The ledger of every engine, asked at the same time; one that does not answer is marked so."""
+        found: dict[tuple[int, int], EngineLedger] = {}
+
+        async def ask(position: tuple[int, int], name: str, engine: EngineClient) -> None:
+            found[position] = await engine.ledger(timeout) or _silent(name, position[1])
+
+        async with anyio.create_task_group() as group:
+            for number, served in enumerate(self.models):
+                for index, engine in enumerate(served.engines):
+                    group.start_soon(ask, (number, index), served.name, engine)
+        return [found[position] for position in sorted(found)]
+
+
+def _silent(name: str, index: int) -> EngineLedger:
+    return EngineLedger(
+        model=name,
+        index=index,
+        epoch="",
+        answering=False,
+        conserved=False,
+        blocks=BlockCounts(0, 0, 0, 0, 0),
+        slots=SlotCounts(0, 0, 0),
+        permits=PermitCounts(PermitCount(0), PermitCount(0), PermitCount(0)),
+        items=ItemCounts(0, 0, 0, 0, 0),
+        finish_reasons={},
+        holders=[],
+    )

@@ -1,0 +1,132 @@
+"""An open request as its handler sees it.
+
+    asked --Admitted--> admitted --Ended--> ended        asked --Refused--> refused
+    asked or admitted --the engine is lost--> lost
+
+Only the connection's receive task changes the state; the handler's task waits for it. What waits to be received is
+bounded by what the request may produce at all.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+
+import anyio
+
+from tenure.errors import ResourceError
+from tenure.outcomes import Outcome
+from tenure.wire.messages import Ended, ItemOutput, Refused
+
+
+class Refusal(ResourceError):
+    """The request was not admitted; nothing of it is held. `code` is the error code of the HTTP API."""
+
+    def __init__(self, outcome: Outcome, code: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.code = code
+        self.message = message
+        self.retry_after = retry_after
+
+
+class GenerationFailed(ResourceError):
+    """An admitted request ended otherwise than `ok`."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.message = message
+
+
+class EndOfGeneration(Exception):
+    """The request ended as `ok` and everything has been received."""
+
+
+class HandleState(Enum):
+    ASKED = "asked"
+    ADMITTED = "admitted"
+    ENDED = "ended"
+    REFUSED = "refused"
+    LOST = "lost"
+
+
+class GenerationHandle:
+    """See the module's docstring. `finish` is called when the handler needs no more of an item."""
+
+    def __init__(self, number: int, finish: Callable[[int], None]) -> None:
+        self.number = number
+        self.state = HandleState.ASKED
+        self._finish = finish
+        self._outputs: list[ItemOutput] = []
+        self._changed = anyio.Event()
+        self._refusal: Refusal | None = None
+        self._ended: Ended | None = None
+
+    def __repr__(self) -> str:
+        return f"<GenerationHandle {self.number}: {self.state.value}>"
+
+    @property
+    def over(self) -> bool:
+        """The engine holds nothing of the request."""
+        return self.state not in (HandleState.ASKED, HandleState.ADMITTED)
+
+    # the handler's side
+
+    async def receive(self) -> list[ItemOutput]:
+        """All outputs that have arrived, at least one. Raises EndOfGeneration, or GenerationFailed."""
+        while not self._outputs:
+            if self.state is HandleState.LOST:
+                raise GenerationFailed(Outcome.UNAVAILABLE, "the engine was lost while it computed this request")
+            if self._ended is not None:
+                if self._ended.outcome is not Outcome.OK:
+                    raise GenerationFailed(self._ended.outcome, self._ended.message)
+                raise EndOfGeneration
+            await self._changed.wait()
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def finish_item(self, index: int) -> None:
+        """A stop string matched: the engine need not go on with this item."""
+        if not self.over:
+            self._finish(index)
+
+    async def wait_admitted(self) -> None:
+        """Raises Refusal."""
+        while self.state is HandleState.ASKED:
+            await self._changed.wait()
+        if self.state is HandleState.LOST:
+            raise Refusal(Outcome.UNAVAILABLE, "engine_unavailable", "the engine was lost; try again shortly", 1.0)
+        if self._refusal is not None:
+            raise self._refusal
+
+    async def wait_over(self) -> None:
+        """Wait until the engine holds nothing of the request."""
+        while not self.over:
+            await self._changed.wait()
+
+    # the receive task's side
+
+    def admit(self) -> None:
+        self._change(HandleState.ADMITTED)
+
+    def refuse(self, refused: Refused) -> None:
+        self._refusal = Refusal(refused.outcome, refused.code, refused.message, refused.retry_after)
+        self._change(HandleState.REFUSED)
+
+    def deliver(self, output: ItemOutput) -> None:
+        self._outputs.append(output)
+        self._wake()
+
+    def end(self, ended: Ended) -> None:
+        self._ended = ended
+        self._change(HandleState.ENDED)
+
+    def lose(self) -> None:
+        self._change(HandleState.LOST)
+
+    def _change(self, state: HandleState) -> None:
+        self.state = state
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
