@@ -1,8 +1,11 @@
 """What the handlers need besides the request: a value that the server builds once and nobody changes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from tenure.client import Fleet
+from tenure.outcomes import Outcome
 from tenure.text.chat_template import ChatTemplate
 from tenure.text.tokenizer import Tokenizer
 
@@ -64,28 +67,60 @@ class Window:
         return min(self.max_model_len, self.pool_tokens)
 
 
-class Counters(Protocol):
-    """Work requests, summed over all API processes."""
+class OutcomeCount(Protocol):
+    """How many requests on a route for a model ended in one way."""
 
-    def http_counts(self) -> "HttpCounts": ...
+    @property
+    def route(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def outcome(self) -> Outcome: ...
+    @property
+    def count(self) -> int: ...
 
 
-class HttpCounts(msgspec.Struct, frozen=True):
-    """`arrivals` = `open` + the sum of `outcomes`."""
+class HistogramCounts(Protocol):
+    """Durations in seconds: `counts` has one entry per upper bound and a last one beyond; not cumulative."""
 
-    open: int
-    arrivals: int
-    outcomes: dict[str, int]
+    @property
+    def bounds(self) -> Sequence[float]: ...
+    @property
+    def counts(self) -> Sequence[int]: ...
+    @property
+    def sum(self) -> float: ...
+
+
+class HttpCounts(Protocol):
+    """Work requests, summed over all API processes: `arrivals` = `open` + the sum of `outcomes`."""
+
+    @property
+    def arrivals(self) -> int: ...
+    @property
+    def open(self) -> int: ...
+    @property
+    def outcomes(self) -> Mapping[str, int]: ...
+    @property
+    def by_model(self) -> Sequence[OutcomeCount]: ...
+    @property
+    def histograms(self) -> Mapping[str, HistogramCounts]: ...
 
 
 @dataclass(frozen=True)
 class AppContext:
-    """`started_at` is monotonic seconds, `epoch` drawn anew by each start of the server."""
+    """Everything a handler may use."""
 
     fleet: Fleet
     texts: Mapping[str, TextModel]
     """By first served name."""
-    counters: Counters
     settings: ApiSettings
+    counts: Callable[[], HttpCounts]
+    observe: Callable[[str, float], None]
+    """Enter seconds into the histogram of that name."""
     epoch: str
+    """Drawn anew by each start of the server."""
     started_at: float
+    """Monotonic seconds."""
+    draining: Callable[[], bool] = lambda: False
+    document: bytes = b""
+    """The OpenAPI document; `api.app` fills it in."""

@@ -13,8 +13,7 @@ from tenure.api.prompts import in_thread_if_long
 from tenure.api.reply import ReplyHead, fingerprint
 from tenure.api.response_types import Usage
 from tenure.api.sse import EventStream
-from tenure.client.engine import EngineClient
-from tenure.client.handle import EndOfGeneration, GenerationHandle
+from tenure.client import EndOfGeneration, EngineClient, GenerationHandle
 from tenure.wire.messages import ItemOutput
 
 FIRST_TOKEN_SECONDS = "time_to_first_token_seconds"
@@ -51,9 +50,7 @@ async def run_job(call: Call[AppContext], engine: EngineClient, job: Job, form: 
     call.context.observe(REQUEST_SECONDS, time.monotonic() - call.received_at)
 
 
-async def _stream(
-    call: Call[AppContext], handle: GenerationHandle, job: Job, head: ReplyHead, form: Format
-) -> None:
+async def _stream(call: Call[AppContext], handle: GenerationHandle, job: Job, head: ReplyHead, form: Format) -> None:
     answer = Answer(job)
     chunks = form.chunks(job, head, answer.usage)
     async with call.event_stream() as stream:

@@ -1,0 +1,71 @@
+"""The HTTP application as a value: the route table, what it says of itself, and the guard around it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+from starlette.types import ASGIApp
+
+from tenure.api import operations
+from tenure.api.chat import chat_completions
+from tenure.api.chat_types import ChatRequest
+from tenure.api.completion_types import CompletionRequest
+from tenure.api.completions import completions
+from tenure.api.context import AppContext
+from tenure.api.dispatch import Dispatcher
+from tenure.api.guard import Guard, Tally
+from tenure.api.limits import HttpLimits
+from tenure.api.openapi import Describe, build_document
+from tenure.api.response_types import ChatChunk, ChatCompletion, Completion, CompletionChunk
+from tenure.api.routes import Route, RouteTable
+from tenure.api.translate import translate
+
+
+def route_table() -> RouteTable:
+    """Every route that there is."""
+    return RouteTable(
+        (
+            Route("/v1/chat/completions", ("POST",), chat_completions, work=True, body=True),
+            Route("/v1/completions", ("POST",), completions, work=True, body=True),
+            Route("/v1/models", ("GET",), operations.list_models),
+            Route("/v1/models/{model:path}", ("GET",), operations.show_model),
+            Route("/health", ("GET",), operations.health, open_without_key=True),
+            Route("/ready", ("GET",), operations.ready, open_without_key=True),
+            Route("/ping", ("GET", "POST"), operations.health, open_without_key=True),
+            Route("/version", ("GET",), operations.version, open_without_key=True),
+            Route("/load", ("GET",), operations.load),
+            Route("/ledger", ("GET",), operations.ledger),
+            Route("/metrics", ("GET",), operations.metrics),
+            Route("/openapi.json", ("GET",), operations.openapi),
+            Route("/docs", ("GET",), operations.docs),
+        )
+    )
+
+
+DESCRIPTIONS: Mapping[str, Describe] = {
+    "/v1/chat/completions": Describe("Answer a conversation.", ChatRequest, ChatCompletion, ChatChunk),
+    "/v1/completions": Describe("Continue prompts.", CompletionRequest, Completion, CompletionChunk),
+    "/v1/models": Describe("List the models.", response=operations.ModelList),
+    "/v1/models/{model:path}": Describe("Show one model.", response=operations.ModelEntry),
+    "/health": Describe("Liveness: the server runs."),
+    "/ready": Describe("Readiness: every engine admits requests.", unready=True),
+    "/ping": Describe("The same as /health."),
+    "/version": Describe("The server's version.", response=operations.VersionReply),
+    "/load": Describe("How many work requests are open.", response=operations.LoadReply),
+    "/ledger": Describe("Who holds what.", response=operations.LedgerReply),
+    "/metrics": Describe("Prometheus metrics.", media_type="text/plain"),
+    "/openapi.json": Describe("This document."),
+    "/docs": Describe("A page that shows this document.", media_type="text/html"),
+}
+
+
+def build_app(context: AppContext, tally: Tally, limits: HttpLimits, keys: Sequence[str] = ()) -> Guard:
+    """Return the ASGI application: the guard around the dispatcher."""
+    routes = route_table()
+    return Guard(build_inner(context, routes, limits), routes, tally, limits, keys)
+
+
+def build_inner(context: AppContext, routes: RouteTable, limits: HttpLimits) -> ASGIApp:
+    """Return what the guard runs; middleware may go around it."""
+    document = build_document(routes.routes, DESCRIPTIONS, context.settings.version)
+    return Dispatcher(replace(context, document=msgspec.json.encode(document)), limits, translate)

@@ -1,0 +1,188 @@
+"""The routes that tell about the server: models, health, load, ledger, metrics and the API's description."""
+
+import time
+from typing import Literal
+
+import msgspec
+
+from tenure.api.call import Call
+from tenure.api.context import AppContext, TextModel
+from tenure.api.docs_page import PAGE
+from tenure.api.errors import engine_unavailable, model_not_found
+from tenure.api.metrics import CONTENT_TYPE, metrics_text
+from tenure.client import Served
+from tenure.wire.messages import BlockCounts, EngineLedger, HolderRow, ItemCounts, PermitCounts, SlotCounts
+
+LEDGER_TIMEOUT = 1.0
+RETRY_AFTER = 1.0
+
+
+class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):
+    """Tells clients nothing; it is there because they read it."""
+
+    id: str
+    object: Literal["model_permission"] = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """`max_model_len` is null until the model is loaded."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["tenure"] = "tenure"
+    root: str
+    parent: str | None = None
+    max_model_len: int | None
+    permission: list[ModelPermission]
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[ModelEntry]
+
+
+class VersionReply(msgspec.Struct, frozen=True):
+    version: str
+
+
+class LoadReply(msgspec.Struct, frozen=True):
+    """Open requests on work routes."""
+
+    server_load: int
+
+
+class HttpLedger(msgspec.Struct, frozen=True):
+    """`arrivals` = `open` + the sum of `outcomes`."""
+
+    open: int
+    arrivals: int
+    outcomes: dict[str, int]
+
+
+class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    index: int
+    epoch: str
+    answering: bool
+    blocks: BlockCounts
+    slots: SlotCounts
+    permits: PermitCounts
+    items: ItemCounts
+    finish_reasons: dict[str, int]
+    holders: list[HolderRow]
+
+
+class LedgerReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds what. `conserved`: in every engine that answers, what is free, held and lost adds up to the total."""
+
+    conserved: bool
+    epoch: str
+    uptime_s: float
+    http: HttpLedger
+    engines: list[EngineEntry]
+
+
+async def list_models(call: Call[AppContext]) -> None:
+    fleet = call.context.fleet
+    entries = [_entry(call.context, served, name) for served in fleet.models for name in served.names]
+    await call.respond_json(ModelList(data=entries))
+
+
+async def show_model(call: Call[AppContext]) -> None:
+    name, fleet = call.path_params["model"], call.context.fleet
+    for served in fleet.models:
+        if name in served.names:
+            await call.respond_json(_entry(call.context, served, name))
+            return
+    raise model_not_found(name, fleet.names)
+
+
+async def health(call: Call[AppContext]) -> None:
+    """Liveness: also while models load and while the server drains."""
+    await call.respond(200, b"")
+
+
+async def ready(call: Call[AppContext]) -> None:
+    context = call.context
+    if context.draining():
+        raise engine_unavailable("The server is draining.", RETRY_AFTER)
+    waiting = [served.name for served in context.fleet.models if not served.ready]
+    if waiting:
+        raise engine_unavailable(f"Not ready yet: {', '.join(waiting)}.", RETRY_AFTER)
+    await call.respond(200, b"")
+
+
+async def version(call: Call[AppContext]) -> None:
+    await call.respond_json(VersionReply(call.context.settings.version))
+
+
+async def load(call: Call[AppContext]) -> None:
+    await call.respond_json(LoadReply(call.context.counts().open))
+
+
+async def ledger(call: Call[AppContext]) -> None:
+    context = call.context
+    engines = await context.fleet.ledgers(LEDGER_TIMEOUT)
+    http = context.counts()
+    reply = LedgerReply(
+        conserved=all(engine.conserved for engine in engines if engine.answering),
+        epoch=context.epoch,
+        uptime_s=round(time.monotonic() - context.started_at, 3),
+        http=HttpLedger(http.open, http.arrivals, dict(http.outcomes)),
+        engines=[_engine_entry(engine) for engine in engines],
+    )
+    await call.respond_json(reply)
+
+
+async def metrics(call: Call[AppContext]) -> None:
+    context = call.context
+    engines = await context.fleet.ledgers(LEDGER_TIMEOUT)
+    text = metrics_text(context.counts(), engines, context.settings.version)
+    await call.respond(200, text, media_type=CONTENT_TYPE)
+
+
+async def openapi(call: Call[AppContext]) -> None:
+    await call.respond(200, call.context.document)
+
+
+async def docs(call: Call[AppContext]) -> None:
+    await call.respond(200, PAGE.encode(), media_type="text/html; charset=utf-8")
+
+
+def _entry(context: AppContext, served: Served, name: str) -> ModelEntry:
+    card = served.card
+    text: TextModel | None = context.texts.get(served.name)
+    created = text.created if text is not None else 0
+    return ModelEntry(
+        id=name,
+        created=created,
+        root=card.source if card is not None else served.name,
+        max_model_len=card.max_model_len if card is not None else None,
+        permission=[ModelPermission(id=f"modelperm-{name}", created=created)],
+    )
+
+
+def _engine_entry(engine: EngineLedger) -> EngineEntry:
+    return EngineEntry(
+        model=engine.model,
+        index=engine.index,
+        epoch=engine.epoch,
+        answering=engine.answering,
+        blocks=engine.blocks,
+        slots=engine.slots,
+        permits=engine.permits,
+        items=engine.items,
+        finish_reasons=engine.finish_reasons,
+        holders=engine.holders,
+    )

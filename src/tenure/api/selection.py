@@ -1,0 +1,50 @@
+"""Which model and which of its engines serve a call."""
+
+from dataclasses import dataclass
+
+from tenure.api.call import Call
+from tenure.api.context import AppContext, TextModel, Window
+from tenure.api.errors import engine_unavailable, invalid_request
+from tenure.client import EngineClient, Served
+from tenure.wire.messages import ModelCard
+
+TASK = "generate"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    text: TextModel
+    window: Window
+    engine: EngineClient
+
+
+def select_model(call: Call[AppContext], name: str | None) -> Chosen:
+    """Return the model called `name` (or the first that generates) and an engine of it.
+
+    Raises ModelNotFound, ModelNotSupported, and a 503 while the engine is not ready.
+    """
+    context = call.context
+    served = context.fleet.resolve(name or None, TASK)
+    call.model = served.name
+    engine = _engine(served, call.data_parallel_rank)
+    card = engine.card
+    if card is None:
+        raise engine_unavailable(f"The model {served.name} is not ready; try again shortly.")
+    return Chosen(text=context.texts[served.name], window=window_of(card), engine=engine)
+
+
+def window_of(card: ModelCard) -> Window:
+    return Window(
+        max_model_len=card.max_model_len,
+        pool_tokens=card.num_blocks * card.block_size,
+        vocabulary_size=card.vocabulary_size,
+    )
+
+
+def _engine(served: Served, rank: int | None) -> EngineClient:
+    if rank is None:
+        return served.engine
+    if not 0 <= rank < len(served.engines):
+        message = f"The header X-data-parallel-rank must be from 0 to {len(served.engines) - 1}."
+        raise invalid_request(message, "X-data-parallel-rank")
+    return served.engines[rank]
