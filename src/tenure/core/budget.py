@@ -21,14 +21,14 @@ class StepBudget(msgspec.Struct, frozen=True, kw_only=True):
         return count * (self.per_token + self.per_context * (start + (count + 1) / 2))
 
     def affordable(self, start: int, seconds: float) -> int:
-        """How many tokens from position `start` on cost at most `seconds`; the inverse of `cost`."""
-        if math.isinf(seconds) or not (self.per_token or self.per_context):
+        """How many tokens from position `start` on cost at most `seconds`: the inverse of `cost`, up to `tokens`."""
+        linear = self.per_token + self.per_context * (start + 0.5)
+        if math.isinf(seconds) or not linear:
             return self.tokens
-        quadratic, linear = self.per_context / 2, self.per_token + self.per_context * (start + 0.5)
         seconds = max(0.0, seconds)
-        if not quadratic:
-            return int(seconds / linear)
-        return int((math.sqrt(linear * linear + 4 * quadratic * seconds) - linear) / (2 * quadratic))
+        # The positive root of per_context/2 * n^2 + linear * n = seconds, in the form that does not cancel.
+        root = 2 * seconds / (linear + math.sqrt(linear * linear + 2 * self.per_context * seconds))
+        return int(min(root, self.tokens))
 
 
 class Purse:

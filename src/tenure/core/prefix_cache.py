@@ -13,22 +13,20 @@ from hashlib import blake2b
 BlockHash = bytes
 
 
-def chain_hashes(seed: bytes, salt: str, tokens: Sequence[int], block_size: int) -> list[BlockHash]:
-    """Names of the full blocks of `tokens`, each covering everything before it.
+def chain_hashes(
+    seed: bytes, salt: str, tokens: Sequence[int], block_size: int, known: Sequence[BlockHash] = ()
+) -> list[BlockHash]:
+    """Names of the full blocks of `tokens`, each covering everything before it; `known` are the first of them.
 
     `seed` keeps names of different servers apart; `salt` keeps callers apart who must not see each other's timing.
     """
-    parent = blake2b(salt.encode(), key=seed[:64], digest_size=16).digest()
-    hashes: list[BlockHash] = []
-    for end in range(block_size, len(tokens) + 1, block_size):
-        parent = next_hash(parent, tokens[end - block_size : end])
+    hashes = list(known)
+    parent = hashes[-1] if hashes else blake2b(salt.encode(), key=seed[:64], digest_size=16).digest()
+    for end in range((len(hashes) + 1) * block_size, len(tokens) + 1, block_size):
+        block = array("I", tokens[end - block_size : end])
+        parent = blake2b(block.tobytes(), key=parent, digest_size=16).digest()
         hashes.append(parent)
     return hashes
-
-
-def next_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
-    """The name of the block with `tokens` that follows the block named `parent`."""
-    return blake2b(array("I", tokens).tobytes(), key=parent, digest_size=16).digest()
 
 
 class PrefixCache:

@@ -26,7 +26,7 @@ from tenure.core.finish import finish_of
 from tenure.core.ledger import Holder, HolderKind, Lease, Ledger, LedgerError
 from tenure.core.lifecycle import Event, State
 from tenure.core.plan import Row, RowResult, Start, StepPlan, StepResult
-from tenure.core.prefix_cache import chain_hashes, next_hash
+from tenure.core.prefix_cache import BlockHash, chain_hashes
 from tenure.core.report import Counts, Effects, Limits, Output, SchedulerSnapshot
 from tenure.core.request import Item, Request
 from tenure.core.waiting import WaitingQueue
@@ -112,14 +112,10 @@ class Scheduler:
     # plan
 
     def plan(self, budget: StepBudget) -> StepPlan | None:
-        """The next step, or None when nothing can be computed before something else happens."""
-        prompts_due = len(self._waiting) > 0 or any(item.prefilling for item in self._running)
-        purse = Purse(budget, _PROMPT_SHARE if prompts_due else 0.0)
-        preemptions = self.counts.preemptions
-        flights = self._allocate(self._choose(purse))
-        starts: list[Start] = []
-        if self.counts.preemptions == preemptions:
-            self._start_waiting(purse, flights, starts)
+        """The next step, or None when nothing can be computed before a step lands or a request arrives."""
+        flights, starts, evicted = self._fill(budget)
+        while evicted and not flights:  # what was chosen gave up its blocks: others may go on now
+            flights, starts, evicted = self._fill(budget)
         if not flights:
             return None
         self.counts.steps += 1
@@ -129,6 +125,17 @@ class Scheduler:
             self._running.move_to_end(flight.item)
         self._steps[self.counts.steps] = flights
         return StepPlan(self.counts.steps, starts, [flight.row for flight in flights])
+
+    def _fill(self, budget: StepBudget) -> tuple[list[Flight], list[Start], bool]:
+        """Rows for one budget, what the executor must know of new items, and whether an item was evicted."""
+        prompts_due = len(self._waiting) > 0 or any(item.prefilling for item in self._running)
+        purse = Purse(budget, _PROMPT_SHARE if prompts_due else 0.0)
+        preemptions = self.counts.preemptions
+        flights = self._allocate(self._choose(purse))
+        evicted = self.counts.preemptions > preemptions
+        # Blocks are scarce after an eviction: whoever waits would be evicted next.
+        starts = [] if evicted else self._start_waiting(purse, flights)
+        return flights, starts, evicted
 
     def _choose(self, purse: Purse) -> list[tuple[Item, int]]:
         """Running items and how many tokens each may advance: those that decode first, then prompts."""
@@ -168,8 +175,12 @@ class Scheduler:
                 return False
         return True
 
-    def _start_waiting(self, purse: Purse, flights: list[Flight], starts: list[Start]) -> None:
-        """Let the oldest waiting items run while slots, blocks and budget last; stop at the first that does not fit."""
+    def _start_waiting(self, purse: Purse, flights: list[Flight]) -> list[Start]:
+        """Add waiting items to `flights`, oldest first, up to the first for which slots, blocks or budget do not last.
+
+        Returns what the executor must know of them.
+        """
+        starts: list[Start] = []
         least = 0 if any(flight.row.count > 1 for flight in flights) else self.limits.block_size
         while self.ledger.available_slots and (item := self._waiting.head()) is not None:
             matched = self._matched(item)
@@ -177,24 +188,29 @@ class Scheduler:
             idle = sum(self.ledger.cache.is_idle(block) for block in matched)
             # One block for each item that runs is left, so that an item is not evicted right after it was started.
             if fresh + len(self._running) > self.ledger.available_blocks - idle:
-                return
+                break
             start = len(matched) * self.limits.block_size
             count = purse.take(start, len(item.tokens) - start, least)
             if not count:
-                return
+                break
             least = 0
             self._start(item, matched)
             starts.append(self._start_of(item))
             flights.append(self._book(item, count, reserve=fresh))
+        return starts
 
     def _matched(self, item: Item) -> list[int]:
         """Cached blocks that begin the item's text, always leaving at least one token to compute."""
         if not self._prefix_caching or item.sampling.prompt_logprobs is not None:
             return []
-        size = self.limits.block_size
-        if len(item.hashes) < len(item.tokens) // size:
-            item.hashes = chain_hashes(self._cache_seed, item.request.cache_salt, item.tokens, size)
-        return self.ledger.cache.match(item.hashes[: (len(item.tokens) - 1) // size])
+        return self.ledger.cache.match(self._names(item, (len(item.tokens) - 1) // self.limits.block_size))
+
+    def _names(self, item: Item, count: int) -> list[BlockHash]:
+        """The names of the first `count` full blocks of the item's text."""
+        if count > len(item.hashes):
+            salt, size = item.request.cache_salt, self.limits.block_size
+            item.hashes = chain_hashes(self._cache_seed, salt, item.tokens, size, item.hashes)
+        return item.hashes[:count]
 
     def _start(self, item: Item, matched: list[int]) -> None:
         item.lease = self.ledger.open(item.holder)
@@ -231,15 +247,23 @@ class Scheduler:
     # land
 
     def land(self, result: StepResult) -> Effects:
-        """Book the results of a step. One that is not in flight is counted and otherwise ignored."""
-        flights = self._steps.pop(result.number, None)
+        """Book the results of the oldest step in flight. One that is not in flight is counted and otherwise ignored.
+
+        Results that do not answer the plan row by row, or come out of order, raise `LedgerError` and change nothing.
+        """
+        flights = self._steps.get(result.number)
         if flights is None:
             self.counts.unmatched += 1
             return Effects([], [])
+        if result.number != next(iter(self._steps)):
+            raise LedgerError(f"step {result.number} lands before an older one")
+        answered = [(row.slot, row.generation) for row in result.rows]
+        if answered != [(flight.lease.slot, flight.lease.generation) for flight in flights]:
+            raise LedgerError(f"the results of step {result.number} do not match its rows")
+        del self._steps[result.number]
         step = Holder(HolderKind.STEP, result.number)
         outputs: list[Output] = []
         for flight, row in zip(flights, result.rows, strict=True):
-            assert (row.slot, row.generation) == (flight.lease.slot, flight.lease.generation)
             self._release(flight.item.request, flight.lease, step)
             if flight.item.lease is flight.lease:  # else it left, or was evicted, while the step ran
                 outputs += self._land_row(flight, row)
@@ -293,17 +317,12 @@ class Scheduler:
         if not self._prefix_caching or item.sampling.prompt_logprobs is not None:
             return
         assert item.lease is not None
-        size = self.limits.block_size
-        for index in range(item.published, item.computed // size):
-            if index == len(item.hashes):
-                tokens = item.tokens[: (index + 1) * size]
-                item.hashes.append(
-                    next_hash(item.hashes[-1], tokens[-size:])
-                    if index
-                    else chain_hashes(self._cache_seed, item.request.cache_salt, tokens, size)[0]
-                )
-            self.ledger.publish(item.lease, index, item.hashes[index])
-        item.published = item.computed // size
+        complete = item.computed // self.limits.block_size
+        if complete == item.published:
+            return
+        for index, name in enumerate(self._names(item, complete)[item.published :], item.published):
+            self.ledger.publish(item.lease, index, name)
+        item.published = complete
 
     # leaving
 
@@ -402,6 +421,13 @@ class Scheduler:
                 raise LedgerError(f"{item} and the queue disagree")
             if (item in self._running) != (item.state is State.RUNNING):
                 raise LedgerError(f"{item} and the running list disagree")
-        open_leases = {lease.number for lease in self.ledger.leases()}
-        if open_leases != {number for request in self._requests.values() for number in request.leases}:
+        self._audit_leases()
+
+    def _audit_leases(self) -> None:
+        leases = self.ledger.leases()
+        owned = {number for request in self._requests.values() for number in request.leases}
+        if {lease.number for lease in leases} != owned:
             raise LedgerError("an open lease belongs to no request")
+        held = {(h.number, lease.number) for lease in leases for h in lease.holders if h.kind is HolderKind.STEP}
+        if held != {(number, flight.lease.number) for number, flights in self._steps.items() for flight in flights}:
+            raise LedgerError("the steps in flight and what they hold disagree")
