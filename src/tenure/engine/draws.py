@@ -53,9 +53,12 @@ def keep_likely(p_RW: Tensor, min_p_R: Tensor, top_k_R: Tensor, top_p_R: Tensor)
     filtered = torch.nonzero((min_p_R > 0) | (top_k_R > 0) | (top_p_R < 1))[:, 0]
     if not len(filtered):
         return
-    p_FW = p_RW if len(filtered) == len(p_RW) else p_RW[filtered]
+    whole = len(filtered) == len(p_RW)
+    p_FW = p_RW if whole else p_RW[filtered]
     least_F = _least_kept(p_FW, min_p_R[filtered], top_k_R[filtered], top_p_R[filtered])
-    p_RW[filtered] = p_FW.masked_fill(p_FW < least_F[:, None], 0.0)
+    p_FW.masked_fill_(p_FW < least_F[:, None], 0.0)
+    if not whole:
+        p_RW[filtered] = p_FW
 
 
 def _least_kept(p_RW: Tensor, min_p_R: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> Tensor:

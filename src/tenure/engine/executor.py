@@ -59,16 +59,6 @@ class ExecutorSnapshot:
     rows_failed: int
 
 
-class Executor(Protocol):
-    """Executes plans in the order of launching; each `land` answers the oldest plan that has not landed."""
-
-    def launch(self, plan: StepPlan) -> None: ...
-
-    def land(self) -> StepResult: ...
-
-    def snapshot(self) -> ExecutorSnapshot: ...
-
-
 class ModelExecutor:
     """Runs plans on a model in this process. Not for use by several threads at once."""
 

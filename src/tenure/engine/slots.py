@@ -53,24 +53,25 @@ class Slots:
 
     def extend(self, rows: Sequence[Row]) -> None:
         """Take in the new blocks of these rows, and check that each can be computed as it is asked for."""
+        self._check(rows)
         for row in rows:
             if row.new_blocks:
                 first = self.block_counts[row.slot]
                 last = first + len(row.new_blocks)
-                if last > self.block_tables.shape[1]:
-                    raise InternalError(f"slot {row.slot} is given more blocks than its block table holds")
                 self.block_tables[row.slot, first:last] = row.new_blocks
                 self.block_counts[row.slot] = last
+
+    def _check(self, rows: Sequence[Row]) -> None:
         slots_S = np.array([row.slot for row in rows], dtype=np.int64)
         ends_S = np.array([row.start + row.count for row in rows], dtype=np.int64)
-        known_S = self.lengths[slots_S]
         samples_S = np.array([row.samples for row in rows], dtype=bool)
-        generations_S = np.array([row.generation for row in rows], dtype=np.int64)
+        known_S = self.lengths[slots_S]
         wrong_S = (ends_S > known_S) | (samples_S & (ends_S < known_S))
         wrong_S &= ~self.failed[slots_S]  # what a failed row should have drawn is not known, and not needed
-        wrong_S |= (generations_S != self.generations[slots_S]) | (
-            ends_S > self.block_counts[slots_S] * self.block_size
-        )
+        wrong_S |= np.array([row.generation for row in rows], dtype=np.int64) != self.generations[slots_S]
+        blocks_S = self.block_counts[slots_S] + np.array([len(row.new_blocks) for row in rows], dtype=np.int64)
+        wrong_S |= (blocks_S > self.block_tables.shape[1]) | (blocks_S * self.block_size < ends_S)
+        wrong_S |= np.array([row.start < 0 or row.count < 1 for row in rows], dtype=bool)
         if wrong_S.any():
             raise InternalError(f"{rows[int(wrong_S.argmax())]} does not agree with what its slot holds")
 
