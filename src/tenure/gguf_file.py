@@ -210,8 +210,10 @@ class _Reader:
             for _ in range(count):
                 at += unpack(buffer, at)[0] + 8
         except (StructError, OverflowError):
-            raise _Malformed("a string reaches past the end of the file") from None
-        return self._checked(at, 0)
+            at = self.size + 1
+        if at > self.size:
+            raise _Malformed("truncated: a string reaches past the end of the file")
+        return at
 
     def _strings(self, at: int, count: int) -> tuple[list[Value], int]:
         unpack, buffer = _U64.unpack_from, self.buffer

@@ -5,6 +5,7 @@ Two kinds of vocabulary are understood: byte-level BPE (`gpt2`, whose pre-tokeni
 
 Ids are those of the model's original tokenizer. End tokens are the ones that the metadata marks: `eos`, `eot` and
 `eom`; tokens that merely look like an end, by their name, are not. In SmolLM2 this makes <|im_end|> the only end.
+Bytes for which a byte-level vocabulary has no token are dropped, as the original tokenizers do.
 """
 
 from collections.abc import Callable, Mapping
@@ -162,15 +163,18 @@ def _sentencepiece(fields: _Fields, tokens: list[str]) -> tuple[Tokenizer, Codin
 
 
 def _merges_by_score(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose union scores best; as ranked merges: all splits, best union first."""
-    ranked: list[tuple[float, int, int, str, str]] = []
+    """SentencePiece joins the neighbours whose union scores best; as ranked merges: all splits, best union first.
+
+    Of the splits of one union the longest left part comes first, as in the tokenizers converted by Transformers.
+    """
+    ranked: list[tuple[float, int, str, str]] = []
     for token, index in vocabulary.items():
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in vocabulary and right in vocabulary:
-                ranked.append((-scores[index], vocabulary[left], vocabulary[right], left, right))
+                ranked.append((-scores[index], -cut, left, right))
     ranked.sort()
-    return [(left, right) for _, _, _, left, right in ranked]
+    return [(left, right) for _, _, left, right in ranked]
 
 
 def _frame(fields: _Fields, backend: Tokenizer, tokens: list[str], bos_token_id: int | None) -> None:

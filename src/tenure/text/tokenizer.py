@@ -51,9 +51,7 @@ class Tokenizer:
     def template_variables(self) -> Mapping[str, str]:
         """What chat templates know by name besides the messages: `bos_token` and `eos_token`, where there are any."""
         ids = {"bos_token": self.bos_token_id, "eos_token": next(iter(self.eos_token_ids), None)}
-        return MappingProxyType(
-            {key: self.token_bytes(value).decode() for key, value in ids.items() if value is not None}
-        )
+        return MappingProxyType({key: self.token_text(value) for key, value in ids.items() if value is not None})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; special tokens written in it become their ids. CallerError for a lone surrogate."""
