@@ -1,0 +1,165 @@
+"""Scripted runs, replayed with a message or a fault injected at every event; see `simulation` for what is checked."""
+
+import pytest
+
+from tenure.core.lifecycle import State
+from tenure.outcomes import Outcome
+from tests.core.scripts import SCRIPTS, Script
+from tests.core.simulation import Simulation
+
+CAUSES = (
+    Outcome.CLIENT_CANCELLED,
+    Outcome.DEADLINE,
+    Outcome.STALLED,
+    Outcome.ABORTED,
+    Outcome.WORKER_LOST,
+    Outcome.KV_LOST,
+    Outcome.UNAVAILABLE,
+)
+
+every_script = pytest.mark.parametrize("name", SCRIPTS)
+at_both_depths = pytest.mark.parametrize("depth", [0, 1])
+
+
+def undisturbed(script: Script, depth: int) -> Simulation:
+    return script.simulation(depth).run(script.asks)
+
+
+@at_both_depths
+@every_script
+def test_undisturbed_runs_give_every_item_its_whole_text(name: str, depth: int) -> None:
+    simulation = undisturbed(SCRIPTS[name], depth)
+    for record in simulation.records.values():
+        assert record.ending is Outcome.OK
+        assert len(record.finishes) == len(record.tokens)
+
+
+@at_both_depths
+def test_the_scripts_meet_what_they_are_for(depth: int) -> None:
+    runs = {name: undisturbed(script, depth).scheduler.counts for name, script in SCRIPTS.items()}
+    assert all(runs[name].preemptions for name in ("tight", "tight without cache", "one row"))
+    assert all(runs[name].recomputed for name in ("tight", "tight without cache", "one row"))
+    assert all(runs[name].cached for name in ("mixed", "shared", "edges"))
+    assert runs["tight without cache"].cached == 0
+
+
+@at_both_depths
+def test_text_depends_on_neither_pool_nor_budget_nor_cache(depth: int) -> None:
+    """The same requests in all settings; `check_end` compares each text with the one oracle."""
+    for asks in (SCRIPTS["tight"].asks, SCRIPTS["one row"].asks):
+        for name in ("mixed", "tight", "tight without cache", "one row"):
+            setting = SCRIPTS[name]
+            setting.simulation(depth).run(asks)
+
+
+@at_both_depths
+@every_script
+def test_abort_at_every_event(name: str, depth: int) -> None:
+    script = SCRIPTS[name]
+    events = undisturbed(script, depth).events
+    requests = range(1, len(script.asks) + 1)
+    for event in range(events):
+        for number in requests:
+            abort_at(script, depth, event, number, CAUSES[(event * len(requests) + number) % len(CAUSES)])
+
+
+@at_both_depths
+@pytest.mark.parametrize("cause", CAUSES)
+def test_abort_for_every_cause_at_every_event(cause: Outcome, depth: int) -> None:
+    script = SCRIPTS["tight"]
+    for event in range(undisturbed(script, depth).events):
+        abort_at(script, depth, event, event % len(script.asks) + 1, cause)
+
+
+def abort_at(script: Script, depth: int, event: int, number: int, cause: Outcome) -> None:
+    """Replay `script` with an abort just before `event`; all others must end as if nothing had happened."""
+    simulation = script.simulation(depth)
+
+    def interrupt(now: int) -> None:
+        if now == event:
+            simulation.cancel(number, cause)
+
+    simulation.interrupt = interrupt
+    simulation.run(script.asks)
+    for other, record in simulation.records.items():
+        assert other == number or record.ending is Outcome.OK
+
+
+@at_both_depths
+@every_script
+def test_finish_of_an_item_at_every_event(name: str, depth: int) -> None:
+    script = SCRIPTS[name]
+    plain = undisturbed(script, depth)
+    items = [(number, index) for number, record in plain.records.items() for index in range(len(record.tokens))]
+    stopped = 0
+    for event in range(plain.events):
+        for number, index in (items[event % len(items)], items[(event + len(items) // 2) % len(items)]):
+            simulation = script.simulation(depth)
+
+            def interrupt(now: int, event=event, simulation=simulation, number=number, index=index) -> None:
+                if now == event:
+                    simulation.finish_item(number, index)
+
+            simulation.interrupt = interrupt
+            simulation.run(script.asks)
+            assert all(record.ending is Outcome.OK for record in simulation.records.values())
+            stopped += bool(simulation.records[number].stopped_early)
+    assert stopped
+
+
+@at_both_depths
+@every_script
+def test_error_in_every_row(name: str, depth: int) -> None:
+    """A row that fails ends its own request with `engine_error`, and no other."""
+    script = SCRIPTS[name]
+    failed = 0
+    for place in undisturbed(script, depth).rows:
+        simulation = script.simulation(depth, broken=(place,)).run(script.asks)
+        endings = [record.ending for record in simulation.records.values()]
+        assert endings.count(Outcome.ENGINE_ERROR) <= 1
+        assert endings.count(Outcome.OK) >= len(endings) - 1
+        failed += Outcome.ENGINE_ERROR in endings
+    assert failed
+
+
+def test_cancel_between_steps_frees_everything_at_once() -> None:
+    script = SCRIPTS["mixed"]
+    simulation = script.simulation(depth=0)
+    for ask in script.asks:
+        simulation.submit(ask)
+    simulation.turn()
+    simulation.turn()
+    assert simulation.scheduler.snapshot().ledger.leased
+    for number in list(simulation.records):
+        simulation.cancel(number, Outcome.CLIENT_CANCELLED)
+    ledger = simulation.scheduler.snapshot().ledger
+    assert (ledger.leased, ledger.slots_free) == (0, ledger.slots_total)
+    assert not simulation.turn()
+    simulation.check_end()
+
+
+def test_cancel_during_a_step_frees_everything_when_it_lands() -> None:
+    script = SCRIPTS["mixed"]
+    simulation = script.simulation(depth=1)
+    simulation.submit(script.asks[0])
+    simulation.plan()
+    simulation.cancel(1, Outcome.CLIENT_CANCELLED)
+    assert simulation.records[1].ending is None
+    assert simulation.scheduler.snapshot().ledger.leased
+    assert State.RUNNING not in simulation.scheduler.snapshot().items
+    simulation.land()
+    assert simulation.records[1].ending is Outcome.CLIENT_CANCELLED
+    simulation.check_end()
+
+
+def test_a_waiting_request_that_leaves_is_never_computed() -> None:
+    script = SCRIPTS["tight"]
+    simulation = script.simulation(depth=0)
+    for ask in script.asks * 2:
+        simulation.submit(ask)
+    simulation.turn()
+    simulation.cancel(5, Outcome.CLIENT_CANCELLED)
+    while simulation.turn():
+        pass
+    assert simulation.records[5].request.computed == 0
+    simulation.check_end()
