@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+import msgspec
+
 from tenure.outcomes import FinishReason
 from tenure.sampling import TokenLogprobs
 from tenure.text.stops import StopMatcher
@@ -48,8 +50,7 @@ class TextOptions:
     skip_special_tokens: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """What can be sent. All lists are parallel to `token_ids`."""
 
     text: str
@@ -73,8 +74,7 @@ class ItemState(Enum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(msgspec.Struct, frozen=True):
     """A token that is not sent yet; it may go once `end` characters are out."""
 
     token: int
