@@ -9,9 +9,11 @@ the value, so that one copy writes, and one gather reads, both. A slot is block 
 rotated. Memory starts as zeros, and must stay finite: an attention back end may multiply stale slots by zero.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -41,7 +43,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         size = (num_blocks, block_size, 2, shape.num_kv_heads, shape.head_dim)
-        self.layers = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)]
+        self.layers = [_zeros(size, shape.dtype, torch.device(device)) for _ in range(shape.num_layers)]
 
     @staticmethod
     def bytes_per_block(shape: CacheShape, block_size: int) -> int:
@@ -59,3 +61,10 @@ class KVCache:
         index = torch.as_tensor(blocks, dtype=torch.int64, device=self.layers[0].device)
         for layer in self.layers:
             layer.index_fill_(0, index, 0)
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on the CPU without touching the memory, which the system hands out page by page as it is written."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(size)
