@@ -1,11 +1,11 @@
 """Chat completions, streamed and whole, against hand-written bodies."""
 
 import pytest
+from tests.api.generation_rig import END, LENGTH, STOP, Rig, events, output, row
 
 from tenure.api.context import ApiSettings
 from tenure.client import GenerationFailed, Refusal
 from tenure.outcomes import Outcome
-from tests.api.generation_rig import END, LENGTH, STOP, Rig, events, output, row
 
 PROMPT = "user:hi;>"
 
@@ -174,7 +174,10 @@ def test_characters_are_whole_and_a_cut_one_is_valid_text_with_its_bytes_in_the_
 
 def test_logprobs_are_finite_and_aligned_with_the_text_of_their_chunk():
     def script(submit):
-        return [[output(0, "H", logprobs=[row(72, -0.25, (73, float("-inf")))])], [output(0, [END], STOP, logprobs=[row(END)])]]
+        return [
+            [output(0, "H", logprobs=[row(72, -0.25, (73, float("-inf")))])],
+            [output(0, [END], STOP, logprobs=[row(END)])],
+        ]
 
     rig = Rig(script)
     found = stream(rig, logprobs=True, top_logprobs=2)

@@ -1,7 +1,6 @@
 """Completions, streamed and whole, against hand-written bodies."""
 
 import pytest
-
 from tests.api.generation_rig import END, LENGTH, STOP, Rig, assert_refused, events, output, row
 
 
@@ -203,7 +202,23 @@ def test_an_empty_text_is_normal_where_the_tokenizer_begins_it():
 
 @pytest.mark.parametrize(
     "prompt",
-    [None, 1, True, {}, [1, "a"], ["a", [1]], [[1], 2], [[1], "a"], [True], [1.5], [[1.5]], [-1], [260], [[260]], [None]],
+    [
+        None,
+        1,
+        True,
+        {},
+        [1, "a"],
+        ["a", [1]],
+        [[1], 2],
+        [[1], "a"],
+        [True],
+        [1.5],
+        [[1.5]],
+        [-1],
+        [260],
+        [[260]],
+        [None],
+    ],
 )
 def test_other_prompts_are_refused(prompt):
     rig = Rig()

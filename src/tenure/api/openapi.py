@@ -157,9 +157,7 @@ def _plain(entry: Any) -> Any:
         rest = {key: value for key, value in entry.items() if key not in ("x-replace", "anyOf")}
         return {**entry["x-replace"], **rest}
     if entry.get("x-whole-number"):
-        rest = {key: value for key, value in entry.items() if key not in ("x-whole-number", "anyOf")}
-        nullable = any(option == {"type": "null"} for option in entry.get("anyOf", ()))
-        return {"type": ["integer", "null"] if nullable else "integer", **rest}
+        return {"type": "integer"}
     return {key: _plain(value) for key, value in entry.items()}
 
 

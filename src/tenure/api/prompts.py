@@ -86,6 +86,8 @@ def check_truncation(limit: int | None, side: str | None, default_side: str, win
         raise invalid_request("`truncation_side` must be `left` or `right`.", "truncation_side")
     if limit is None:
         return None
+    if limit == 0:
+        raise invalid_request("`truncate_prompt_tokens` of 0 leaves no tokens.", "truncate_prompt_tokens")
     if limit > window.max_model_len:
         message = f"`truncate_prompt_tokens` must not exceed the window of {window.max_model_len} tokens."
         raise invalid_request(message, "truncate_prompt_tokens")
@@ -100,7 +102,8 @@ def fit(prompts: Sequence[Sequence[int]], requested: int | None, window: Window,
     for position, prompt in enumerate(prompts):
         where = "The prompt" if len(prompts) == 1 else f"`{param}[{position}]`"
         if not prompt:
-            raise invalid_request(f"`{param}[{position}]` has no tokens.", param)
+            name = f"{param}[{position}]" if param == "prompt" else param
+            raise invalid_request(f"`{name}` has no tokens.", param)
         _check_room(len(prompt), 0 if requested == 0 else 1, window, where, param)
     room = window.capacity - min(len(prompt) for prompt in prompts)
     return room if requested is None else min(requested, room)

@@ -1,0 +1,211 @@
+"""Models, health, load, ledger, metrics and the API's description."""
+
+import json
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.api.generation_rig import FakeEngine, Rig
+
+from tenure.api.app import DESCRIPTIONS, route_table
+from tenure.client import Fleet, Served
+from tenure.wire import messages as wire
+
+LEDGER = wire.EngineLedger(
+    model="tiny",
+    index=0,
+    epoch="engine-1",
+    answering=True,
+    conserved=True,
+    blocks=wire.BlockCounts(total=10, free=6, cached=3, leased=1, quarantined=0),
+    slots=wire.SlotCounts(total=4, free=3, leased=1),
+    permits=wire.PermitCounts(wire.PermitCount(0), wire.PermitCount(1, 8), wire.PermitCount(5, 100)),
+    items=wire.ItemCounts(waiting=0, fetching_kv=0, running=1, preempted=0, stalled=0),
+    finish_reasons={"stop": 4},
+    holders=[wire.HolderRow(holder="item 7", request="cmpl-1", label="l", state="running", blocks=1, age_s=0.3)],
+    tokens=wire.TokenCounts(computed=12),
+)
+
+
+class AnsweringEngine(FakeEngine):
+    """An engine that tells its ledger."""
+
+    def __init__(self, ledger=LEDGER):
+        super().__init__()
+        self._ledger = ledger
+
+    async def ledger(self, timeout=1.0):
+        return self._ledger
+
+
+@pytest.fixture
+def rig():
+    return Rig()
+
+
+def with_engine(engine):
+    rig = Rig()
+    object.__setattr__(rig.context.fleet, "models", Fleet([Served(("tiny", "alias"), [engine], ("generate",))]).models)
+    return rig
+
+
+def test_models_lists_every_name_in_the_shape_that_clients_read(rig):
+    reply = rig.request("GET", "/v1/models")
+    assert reply.status_code == 200
+    body = reply.json()
+    assert body["object"] == "list"
+    assert [entry["id"] for entry in body["data"]] == ["tiny", "alias"]
+    entry = body["data"][0]
+    permission = entry.pop("permission")
+    assert entry == {
+        "id": "tiny",
+        "object": "model",
+        "created": 1700000000,
+        "owned_by": "tenure",
+        "root": "tiny.gguf",
+        "parent": None,
+        "max_model_len": 2048,
+    }
+    assert permission[0]["object"] == "model_permission"
+
+
+def test_one_model_is_found_by_any_of_its_names(rig):
+    assert rig.request("GET", "/v1/models/alias").json()["id"] == "alias"
+
+
+@pytest.mark.parametrize("name", ["nope", "org/nope", "tiny/"])
+def test_an_unknown_model_is_a_404(rig, name):
+    reply = rig.request("GET", f"/v1/models/{name}")
+    assert reply.status_code == 404
+    assert reply.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")])
+def test_health_is_200_and_empty_also_while_the_model_loads(rig, method, path):
+    rig.engine.card = None
+    reply = rig.request(method, path)
+    assert (reply.status_code, reply.content) == (200, b"")
+
+
+def test_ready_follows_the_engines(rig):
+    assert rig.request("GET", "/ready").status_code == 200
+    rig.engine.card = None
+    reply = rig.request("GET", "/ready")
+    assert reply.status_code == 503
+    assert int(reply.headers["retry-after"]) >= 1
+    assert reply.json()["error"]["code"] == "engine_unavailable"
+
+
+@pytest.mark.parametrize(
+    "path", [route.path for route in route_table().routes if "GET" in route.methods and "{" not in route.path]
+)
+def test_head_is_answered_where_get_is(rig, path):
+    assert rig.request("HEAD", path).status_code == 200
+
+
+def test_version_and_load(rig):
+    assert rig.request("GET", "/version").json() == {"version": "0.0"}
+    assert rig.request("GET", "/load").json() == {"server_load": 0}
+
+
+def test_the_ledger_has_the_documented_keys():
+    body = with_engine(AnsweringEngine()).request("GET", "/ledger").json()
+    assert body.pop("uptime_s") > 0
+    assert body == {
+        "conserved": True,
+        "epoch": "e1",
+        "http": {"open": 0, "arrivals": 0, "outcomes": {}},
+        "engines": [
+            {
+                "model": "tiny",
+                "index": 0,
+                "epoch": "engine-1",
+                "answering": True,
+                "blocks": {"total": 10, "free": 6, "cached": 3, "leased": 1, "quarantined": 0},
+                "slots": {"total": 4, "free": 3, "leased": 1},
+                "permits": {
+                    "requests": {"held": 0},
+                    "items": {"held": 1, "limit": 8},
+                    "tokens": {"held": 5, "limit": 100},
+                },
+                "items": {"waiting": 0, "fetching_kv": 0, "running": 1, "preempted": 0, "stalled": 0},
+                "finish_reasons": {"stop": 4},
+                "holders": [
+                    {
+                        "holder": "item 7",
+                        "request": "cmpl-1",
+                        "label": "l",
+                        "state": "running",
+                        "blocks": 1,
+                        "age_s": 0.3,
+                    }
+                ],
+            }
+        ],
+    }
+
+
+def test_the_ledger_marks_an_engine_that_does_not_answer(rig):
+    rig.chat()
+    body = rig.request("GET", "/ledger").json()
+    assert [engine["answering"] for engine in body["engines"]] == [False]
+    assert body["http"] == {"open": 0, "arrivals": 1, "outcomes": {"ok": 1}}
+
+
+def test_metrics_are_prometheus_text():
+    rig = with_engine(AnsweringEngine())
+    reply = rig.request("GET", "/metrics")
+    assert reply.headers["content-type"].startswith("text/plain")
+    families = {family.name: family for family in text_string_to_metric_families(reply.text)}
+    blocks = {sample.labels["state"]: sample.value for sample in families["tenure_kv_blocks"].samples}
+    assert blocks == {"free": 6, "cached": 3, "leased": 1, "quarantined": 0}
+    assert families["tenure_engine_up"].samples[0].value == 1
+    computed = [s.value for s in families["tenure_tokens"].samples if s.labels["kind"] == "computed"]
+    assert computed == [12]
+
+
+def test_every_route_is_described(rig):
+    document = rig.request("GET", "/openapi.json").json()
+    assert document["openapi"] == "3.1.0"
+    assert {route.path for route in route_table().routes} == set(DESCRIPTIONS)
+    for route in route_table().routes:
+        operations = document["paths"][route.path.replace(":path", "")]
+        assert set(operations) == {method.lower() for method in route.methods}
+        for operation in operations.values():
+            assert {"200", "405", "500"} <= set(operation["responses"])
+            assert ("429" in operation["responses"]) == route.work
+
+
+def test_every_reference_in_the_document_leads_somewhere(rig):
+    text = rig.request("GET", "/openapi.json").text
+    schemas = json.loads(text)["components"]["schemas"]
+    names = set(re.findall(r'"#/components/schemas/([^"]+)"', text))
+    assert names
+    assert names <= set(schemas)
+    assert "x-whole-number" not in text
+    assert "x-replace" not in text
+
+
+def test_the_document_tells_the_ranges(rig):
+    schemas = rig.request("GET", "/openapi.json").json()["components"]["schemas"]
+    fields = schemas["ChatRequest"]["properties"]
+    assert fields["temperature"]["minimum"] == 0
+    assert fields["temperature"]["maximum"] == 2
+    assert fields["top_p"]["exclusiveMinimum"] == 0
+    assert fields["n"]["anyOf"] == [{"type": "integer"}, {"type": "null"}]
+    assert schemas["ErrorEnvelope"]["required"] == ["error"]
+
+
+def test_the_docs_page_needs_nothing_from_elsewhere(rig):
+    reply = rig.request("GET", "/docs")
+    assert reply.headers["content-type"].startswith("text/html")
+    assert "openapi.json" in reply.text
+    assert not re.search(r"https?://", reply.text)
+
+
+def test_unknown_paths_and_methods_have_the_envelope(rig):
+    reply = rig.request("GET", "/v1/nothing")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "route_not_found")
+    reply = rig.request("GET", "/v1/completions")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert rig.counts.arrivals in (0, 1)

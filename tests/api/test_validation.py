@@ -1,0 +1,409 @@
+"""Every sampling field: values that are taken as they are, values at the edge, values that are refused."""
+
+import pytest
+from tests.api.generation_rig import END, Rig, assert_refused
+
+from tenure.api.context import ApiSettings, GenerationDefaults
+from tenure.sampling import RepetitionDetection
+
+INT64 = 2**63 - 1
+
+
+@pytest.fixture(scope="module")
+def shared() -> Rig:
+    return Rig()
+
+
+@pytest.fixture
+def rig(shared: Rig) -> Rig:
+    shared.engine.submitted.clear()
+    return shared
+
+
+BOTH = [
+    ("temperature", [0, 0.7, 2, 2.0], [-0.1, 2.01, "1", True, [], {}]),
+    ("top_p", [0.1, 1], [0, -1, 1.1, "x", False]),
+    ("top_k", [-1, 0, 5, 5.0, INT64], [-2, 1.5, "5", True, 2**63]),
+    ("min_p", [0, 0.5, 1], [-0.01, 1.01, "0"]),
+    ("presence_penalty", [-2, 0, 2], [-2.1, 2.1, "0", True]),
+    ("frequency_penalty", [-2, 0, 2], [-2.1, 2.1, [0]]),
+    ("repetition_penalty", [0.1, 1.3, 1e300], [0, -1, "1"]),
+    ("length_penalty", [0, -3, 1.0], ["1", True]),
+    ("n", [1, 2, 128, 2.0], [0, -1, 129, 512, 100000, 1.5, "2", True, 10**30]),
+    ("best_of", [1], [0, 2, 100000, 1.5]),
+    ("seed", [0, -1, INT64, -(2**63)], [2**63, -(2**63) - 1, 1.5, "1", 10**40]),
+    ("stop", ["a", ["a"], ["a", "b", "c", "d"], []], ["", [""], ["a", ""], ["a"] * 5, 1, [1], {"a": 1}]),
+    ("stop_token_ids", [[], [0], [259], [7.0]], [[260], [-1], ["a"], [1.5], 3, [True], [10**30]]),
+    ("include_stop_str_in_output", [True, False], [1, "true"]),
+    ("ignore_eos", [True, False], [1, "true", 0]),
+    ("min_tokens", [0, 1, 4.0], [-1, 6, 1.5, "1", 10**30]),
+    ("skip_special_tokens", [True, False], [1, "no"]),
+    ("spaces_between_special_tokens", [True, False], [1, "no"]),
+    (
+        "logit_bias",
+        [{}, {"1": 5}, {"259": -100.0}, {"0": 1000}],
+        [{"260": 1}, {"-1": 1}, {"a": 1}, {"1": "x"}, [1], {"1": None}],
+    ),
+    ("bad_words", [[], ["a"], ["two words"]], [[""], [" "], "a", [1], ["a"] * 129]),
+    ("allowed_token_ids", [[1], [0, 259]], [[], [260], [-1], ["a"], 5]),
+    ("truncate_prompt_tokens", [-1, 1, 2048], [-2, 0, 2049, 1.5, "1", 10**30]),
+    ("truncation_side", ["left", "right"], ["middle", "", 1]),
+    ("prompt_logprobs", [0, 1, 20], [21, -1, -2, 10**9, 1.5, True]),
+    ("logprob_token_ids", [[]], [[260], [1], [-1], ["a"], [1] * 129]),
+    ("use_beam_search", [False], [True, 1]),
+    (
+        "repetition_detection",
+        [{}, {"max_pattern_size": 4}],
+        [{"max_pattern_size": -1}, {"max_pattern_size": 4, "min_count": 1}, 5],
+    ),
+    ("thinking_token_budget", [-1], [-2, 0, 100, "1"]),
+    ("stream_interval", [1, 100], [0, -1, 1.5]),
+    ("priority", [0, -5, INT64, -(2**63)], [2**63, 1.5, "1"]),
+    ("cache_salt", ["a", "x" * 128], ["", "x" * 129, "a@b", "a/b", "a\\b", "a\0b", 5]),
+    ("return_token_ids", [True, False], [1]),
+    ("return_tokens_as_token_ids", [True, False], ["x"]),
+    ("add_special_tokens", [True, False], [1]),
+    ("echo", [True, False], [1]),
+    ("stream_options", [{}, {"include_usage": None}], [{"include_usage": True}, {"include_usage": False}, 1, []]),
+    ("response_format", [{"type": "text"}], [{"type": "json_object"}, {"type": "json_schema"}, {}, "text"]),
+    ("structured_outputs", [{}], [{"json": {}}, {"regex": "a"}]),
+    ("kv_transfer_params", [{}], [{"do_remote_decode": True}]),
+    ("ec_transfer_params", [{}], [{"a": 1}]),
+    ("watermarking", [False], [True, {"seed": 1}]),
+    ("user", ["me", 5, {}], []),
+    ("metadata", [{"a": "b"}, 3], []),
+    ("store", [True, "x"], []),
+    ("guided_json", [{"type": "object"}], []),
+    ("unknown_field", [1, "x", {"a": [None]}], []),
+    ("model", ["tiny", "alias", "", None], [5, []]),
+]
+CHAT = [
+    ("max_tokens", [1, 5, 5.0, 100000000, 10**30, 1e30], [0, -1, 1.5, "5", True]),
+    ("max_completion_tokens", [1, 10**30], [0, -1, 1.5, "5"]),
+    ("logprobs", [True, False], [1, "true", 0]),
+    ("top_logprobs", [0, None], [1, -1, 21, "1", 1.5]),
+    ("add_generation_prompt", [True, False], [1]),
+    ("continue_final_message", [False], [True, 1]),
+    ("reasoning_effort", ["none", "high", "max"], ["much", 1]),
+    ("include_reasoning", [True, False], [1]),
+    ("chat_template", [], ["{{ messages }}", ""]),
+    ("chat_template_kwargs", [{}, {"a": [1, {"b": None}]}], [1, []]),
+    ("documents", [[], [{"text": "a"}]], [1, ["a"]]),
+    ("return_prompt_text", [True, False], [1]),
+    ("mm_processor_kwargs", [{}], [{"a": 1}]),
+    ("media_io_kwargs", [{}], [{"a": 1}]),
+    ("tools", [], [[], [{"type": "function", "function": {"name": "f"}}], 1]),
+    ("tool_choice", ["none"], ["auto", "required", {"type": "function"}]),
+    ("parallel_tool_calls", [True, False], [1]),
+    (
+        "messages",
+        [
+            [{"role": "user", "content": "a\0b"}],
+            [{"role": "anything", "content": [{"type": "text", "text": "a"}]}],
+            [{"role": "assistant", "content": None}],
+            [{"role": "user", "content": "a", "name": "me", "unknown": 1}],
+            [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}],
+        ],
+        [
+            [],
+            "hi",
+            {},
+            [1],
+            [{}],
+            [{"content": "a"}],
+            [{"role": "user", "content": 5}],
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/b.png"}}]}],
+            [{"role": "user", "content": [{"type": "text"}]}],
+            [{"role": "user", "content": [{"text": "a"}]}],
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+        ],
+    ),
+]
+COMPLETIONS = [
+    ("max_tokens", [1, 16.0, 100000000, 10**30], [0, -1, 1.5, "5", True]),
+    ("logprobs", [0, 1, 20, 5.0], [-1, -2, 21, 10**9, 1.5, True, "1"]),
+    ("suffix", ["", None], ["end", 1]),
+    ("prompt_embeds", [None], ["AAAA", []]),
+]
+
+
+def cases(*tables):
+    valid = [(name, value) for table in tables for name, good, _ in table for value in [*good, None]]
+    invalid = [(name, value) for table in tables for name, _, bad in table for value in bad]
+    skipped = {"messages"}  # the one field that must not be null
+    return [case for case in valid if not (case[0] in skipped and case[1] is None)], invalid
+
+
+CHAT_VALID, CHAT_INVALID = cases(BOTH, CHAT)
+COMPLETION_VALID, COMPLETION_INVALID = cases(BOTH, COMPLETIONS)
+
+
+def budget(field: str) -> dict:
+    """Room for `min_tokens` up to five."""
+    return {"max_tokens": 5} if field == "min_tokens" else {}
+
+
+@pytest.mark.parametrize(("field", "value"), CHAT_VALID, ids=str)
+def test_chat_accepts(rig, field, value):
+    reply = rig.chat("hello", **{**budget(field), field: value})
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(("field", "value"), CHAT_INVALID, ids=str)
+def test_chat_refuses_and_names_the_field(rig, field, value):
+    error = assert_refused(rig, rig.chat("hello", **{**budget(field), field: value}))
+    assert field in error["message"] or field in (error["param"] or "")
+
+
+@pytest.mark.parametrize(("field", "value"), COMPLETION_VALID, ids=str)
+def test_completions_accept(rig, field, value):
+    reply = rig.complete("hello", **{**budget(field), field: value})
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(("field", "value"), COMPLETION_INVALID, ids=str)
+def test_completions_refuse_and_name_the_field(rig, field, value):
+    error = assert_refused(rig, rig.complete("hello", **{**budget(field), field: value}))
+    assert field in error["message"] or field in (error["param"] or "")
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity", b'"NaN"', b"1e400", b"-1e999"])
+@pytest.mark.parametrize("field", [b"temperature", b"top_p", b"min_p", b"presence_penalty", b"repetition_penalty"])
+def test_numbers_that_are_none_are_refused_and_not_echoed(rig, field, value):
+    error = assert_refused(rig, rig.post("/v1/completions", b'{"prompt":"a","%s":%s}' % (field, value)))
+    assert value.decode().strip('"') not in error["message"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"[]", b"null", b"123", b'"x"', b"true", b"", b"{", b"{}x", b"\xff", b"\xef\xbb\xbf{}", b"{'a':1}"]
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_bodies_of_another_kind_are_refused(rig, path, body):
+    error = assert_refused(rig, rig.post(path, body))
+    assert error["type"] == "Bad Request"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt":"\\ud800"}',
+        b'{"prompt":["\\udc00"]}',
+        b'{"prompt":"a","stop":"\\ud800x"}',
+        b'{"prompt":"a","bad_words":["\\ud83d"]}',
+        b'{"prompt":"a","user":"\\ud800"}',
+        b'{"prompt":"\xed\xa0\x80"}',
+        b'{"prompt":"a","stream":true,"cache_salt":"\\ud800\\ud800"}',
+    ],
+)
+def test_lone_surrogates_are_refused_before_a_stream_begins(rig, body):
+    assert_refused(rig, rig.post("/v1/completions", body))
+
+
+@pytest.mark.parametrize(
+    "place", [b'"content":"\\ud800"', b'"content":"a","name":"\\ud800"', b'"content":"a","x":"\\ud800"']
+)
+def test_lone_surrogates_in_messages_are_refused(rig, place):
+    assert_refused(rig, rig.post("/v1/chat/completions", b'{"stream":true,"messages":[{"role":"user",%s}]}' % place))
+
+
+def test_nul_inside_text_is_kept_whole(rig):
+    rig.chat("a\0b")
+    assert bytes(rig.submitted.prompts[0]) == b"user:a\0b;>"
+
+
+def test_deep_nesting_is_refused(rig):
+    body = b'{"prompt":"a","user":' + b"[" * 5000 + b"]" * 5000 + b"}"
+    assert_refused(rig, rig.post("/v1/completions", body))
+
+
+# What the engine is asked for
+
+
+def test_the_fields_reach_the_engine(rig):
+    rig.chat(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        min_p=0.1,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        repetition_penalty=1.2,
+        seed=-3,
+        stop_token_ids=[65, 66, 65],
+        logit_bias={"65": 1000, "66": -1000},
+        allowed_token_ids=[65, 66],
+        bad_words=["ab"],
+        ignore_eos=True,
+        min_tokens=2,
+        max_tokens=9,
+        logprobs=True,
+        top_logprobs=3,
+        logprob_token_ids=[70],
+        prompt_logprobs=2,
+        n=2,
+        priority=4,
+        cache_salt="s",
+        repetition_detection={"max_pattern_size": 3, "min_pattern_size": 2, "min_count": 5},
+        headers={"x-request-id": "label-1"},
+    )
+    submit, sampling = rig.submitted, rig.submitted.sampling
+    assert (submit.n, submit.priority, submit.cache_salt, submit.label) == (2, 4, "s", "label-1")
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 7, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1.0, -1.0, 1.2)
+    assert (sampling.seed, sampling.ignore_eos, sampling.min_tokens, sampling.max_tokens) == (-3, True, 2, 9)
+    assert sampling.stop_token_ids == (65, 66)
+    assert sampling.eos_token_ids == (END,)
+    assert sampling.logit_bias == ((65, 100.0), (66, -100.0))
+    assert sampling.allowed_token_ids == (65, 66)
+    assert sampling.bad_words == ((97, 98),)
+    assert (sampling.logprobs, sampling.logprob_token_ids, sampling.prompt_logprobs) == (3, (70,), 2)
+    assert sampling.repetition_detection == RepetitionDetection(max_size=3, min_size=2, min_count=5)
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-6, 9.9e-6])
+def test_a_tiny_temperature_is_greedy_and_allows_one_choice(rig, temperature):
+    rig.complete(temperature=temperature)
+    assert rig.submitted.sampling.temperature == 0.0
+    rig.engine.submitted.clear()
+    assert assert_refused(rig, rig.complete(temperature=temperature, n=2))["param"] == "n"
+
+
+def test_requests_without_a_seed_are_given_different_ones(rig):
+    rig.complete()
+    rig.complete(seed=None)
+    first, second = (submit.sampling.seed for submit in rig.engine.submitted)
+    assert first != second
+    assert 0 <= first < 2**63
+
+
+def test_the_offending_key_of_logit_bias_is_named(rig):
+    error = assert_refused(rig, rig.complete(logit_bias={"1": 1, "99999": 1}))
+    assert "99999" in error["message"]
+
+
+def test_the_request_wins_over_the_generation_config_and_that_over_the_table():
+    defaults = GenerationDefaults(temperature=0.3, top_k=9, repetition_penalty=1.1, max_tokens=40)
+    rig = Rig(defaults=defaults)
+    rig.chat(top_k=5)
+    sampling = rig.submitted.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.repetition_penalty) == (0.3, 5, 1.1)
+    assert (sampling.top_p, sampling.max_tokens) == (1.0, 40)
+    rig = Rig(defaults=GenerationDefaults(temperature=0.0))
+    assert_refused(rig, rig.chat(n=2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, 2048 - 9),
+        ({"max_tokens": 7}, 7),
+        ({"max_tokens": 7, "max_completion_tokens": 3}, 3),
+        ({"max_tokens": 10**12}, 2048 - 9),
+        ({"max_completion_tokens": 2048}, 2048 - 9),
+    ],
+)
+def test_the_tokens_of_a_chat_answer(rig, fields, expected):
+    rig.chat(**fields)
+    assert rig.submitted.sampling.max_tokens == expected
+
+
+@pytest.mark.parametrize(("fields", "expected"), [({}, 16), ({"max_tokens": None}, 16), ({"max_tokens": 5000}, 2046)])
+def test_the_tokens_of_a_completion(rig, fields, expected):
+    rig.complete(**fields)
+    assert rig.submitted.sampling.max_tokens == expected
+
+
+def test_tokens_are_clamped_to_the_block_pool():
+    rig = Rig(num_blocks=2)
+    rig.chat()
+    assert rig.submitted.sampling.max_tokens == 32 - 9
+
+
+@pytest.mark.parametrize(
+    ("card", "length"), [({"max_model_len": 8}, 8), ({"max_model_len": 8}, 50), ({"num_blocks": 1}, 16)]
+)
+@pytest.mark.parametrize("path", ["chat", "complete"])
+def test_a_prompt_without_room_for_one_token_is_refused(card, length, path):
+    rig = Rig(**card)
+    error = assert_refused(rig, getattr(rig, path)("x" * length), code="context_length_exceeded")
+    assert "reduce the length of the input prompt" in error["message"]
+    assert error["param"] == ("messages" if path == "chat" else "prompt")
+
+
+def test_truncation_keeps_the_asked_side(rig):
+    rig.complete("abcdef", truncate_prompt_tokens=2, truncation_side="left")
+    rig.complete("abcdef", truncate_prompt_tokens=2, truncation_side="right")
+    rig.complete("abcdef", truncate_prompt_tokens=2)
+    assert [bytes(submit.prompts[0]) for submit in rig.engine.submitted] == [b"ef", b"ab", b"ab"]
+
+
+def test_truncation_to_the_window_leaves_room_for_one_token():
+    rig = Rig(max_model_len=10)
+    assert rig.complete("x" * 100, truncate_prompt_tokens=-1).status_code == 200
+    assert len(rig.submitted.prompts[0]) == 9
+
+
+def test_truncation_from_the_left_keeps_the_begin_token():
+    rig = Rig(begins=True)
+    rig.complete("abcdef", truncate_prompt_tokens=3, truncation_side="left")
+    assert rig.submitted.prompts[0] == [256, ord("e"), ord("f")]
+
+
+def test_the_priority_header_wins(rig):
+    rig.chat(priority=1, headers={"x-vllm-priority": "-7"})
+    assert rig.submitted.priority == -7
+
+
+@pytest.mark.parametrize("value", ["x", "1.5", "", str(2**63)])
+def test_a_priority_header_that_is_no_integer_is_refused(rig, value):
+    assert_refused(rig, rig.chat(headers={"x-vllm-priority": value}))
+
+
+def test_a_rank_beyond_the_engines_is_refused(rig):
+    assert rig.chat(headers={"x-data-parallel-rank": "0"}).status_code == 200
+    rig.engine.submitted.clear()
+    assert_refused(rig, rig.chat(headers={"x-data-parallel-rank": "1"}))
+
+
+@pytest.mark.parametrize("count", [1, -1])
+def test_prompt_logprobs_are_not_streamed(rig, count):
+    assert_refused(rig, rig.complete(prompt_logprobs=count, stream=True))
+
+
+def test_all_logprobs_only_where_the_server_allows_them():
+    rig = Rig(settings=ApiSettings(version="0.0", max_logprobs=-1))
+    rig.complete(logprobs=-1, prompt_logprobs=10**6)
+    assert rig.submitted.sampling.logprobs == -1
+    assert rig.submitted.sampling.prompt_logprobs == -1
+
+
+def test_continuous_usage_needs_usage(rig):
+    assert_refused(rig, rig.chat(stream=True, stream_options={"continuous_usage_stats": True}))
+
+
+def test_an_unknown_model_is_named_with_those_that_there_are(rig):
+    error = assert_refused(rig, rig.chat(model="nope"), status=404, code="model_not_found")
+    assert error["param"] == "model"
+    assert "tiny" in error["message"]
+    assert "alias" in error["message"]
+
+
+def test_a_model_that_cannot_generate_is_refused():
+    rig = Rig(tasks=("embed",))
+    error = assert_refused(rig, rig.chat(model="tiny"), code="model_not_supported")
+    assert "embed" in error["message"]
+
+
+def test_an_engine_that_is_not_ready_is_a_503():
+    rig = Rig()
+    rig.engine.card = None
+    reply = rig.chat()
+    assert reply.status_code == 503
+    assert reply.headers["retry-after"] == "1"
+    assert reply.json()["error"]["code"] == "engine_unavailable"
+
+
+def test_a_long_conversation_is_handled_in_a_thread_with_the_same_result():
+    rig = Rig(max_model_len=100_000, num_blocks=100_000)
+    rig.chat("x" * 20_000)
+    assert len(rig.submitted.prompts[0]) == 20_000 + len("user:;>")
