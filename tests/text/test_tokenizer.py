@@ -90,6 +90,10 @@ class TestDemoModel:
         assert [demo.token_bytes(token) for token in (-1, 49152, 1 << 70)] == [b"", b"", b""]
         assert demo.decode([*demo.encode("a"), 60000, -5]) == "a"
 
+    def test_a_long_text_has_the_ids_of_its_lines(self, demo):
+        lines = ["Hello wörld 😀\n"] * 500
+        assert demo.encode("".join(lines)) == demo.encode(lines[0]) * 500
+
     def test_a_lone_surrogate_is_the_callers_error(self, demo):
         with pytest.raises(CallerError, match="surrogate"):
             demo.encode("a\ud800")

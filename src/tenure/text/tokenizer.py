@@ -11,6 +11,8 @@ from tenure.text.folder_vocabulary import read_folder
 from tenure.text.gguf_vocabulary import read_vocabulary
 from tenure.text.vocabulary import Vocabulary, piece_bytes
 
+_LONG_TEXT = 4096
+
 
 class Tokenizer:
     """A model's tokenizer. Safe to share between threads and tasks: only a memo of token bytes changes."""
@@ -55,8 +57,11 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; special tokens written in it become their ids. CallerError for a lone surrogate."""
+        backend = self._vocabulary.backend
         try:
-            return self._vocabulary.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) > _LONG_TEXT:  # only the call for batches lets other threads run meanwhile
+                return backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+            return backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError:
             raise CallerError("the text is not valid Unicode (a lone surrogate)") from None
 
