@@ -73,6 +73,7 @@ class Guard:
         self._open: set[Visit] = set()
         self._watchers = 0
         self._draining: ApiError | None = None
+        self._emptied: list[anyio.Event] = []
 
     def snapshot(self) -> GuardSnapshot:
         work = sum(visit.work for visit in self._open)
@@ -87,6 +88,13 @@ class Guard:
         for visit in tuple(self._open):
             visit.fail(errors.engine_unavailable(reason))
             visit.scope.cancel()
+
+    async def wait_empty(self) -> None:
+        """Return once no request of any kind is open."""
+        if self._open:
+            emptied = anyio.Event()
+            self._emptied.append(emptied)
+            await emptied.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -117,6 +125,9 @@ class Guard:
             self._open.remove(visit)
             if visit.work:
                 self._close_out(visit)
+            if not self._open:
+                while self._emptied:
+                    self._emptied.pop().set()
 
     def _close_out(self, visit: Visit) -> None:
         outcome, arrival, now = visit.outcome(), visit.arrival, time.monotonic()

@@ -1,0 +1,174 @@
+"""Bytes that are not a proper request: answered in JSON, in bounded time, and the server goes on."""
+
+import pytest
+from tests.api.rig import RawClient, Reply, post, run, serving
+
+from tenure.api.limits import HttpLimits
+
+
+def exchange(data: bytes, limits: HttpLimits | None = None) -> Reply:
+    """The answer to `data`, after checking that the connection is closed behind it and that the server still works."""
+    replies: list[Reply] = []
+
+    async def scenario() -> None:
+        async with serving(limits=limits or HttpLimits()) as rig:
+            async with rig.client() as client:
+                client.send(data)
+                replies.append(await client.reply())
+                assert await client.rest() == b""
+            async with rig.client() as client:
+                client.send(post("/hello"))
+                assert (await client.reply()).status == 200
+            await rig.idle(ok=1)
+
+    run(scenario)
+    return replies[0]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n",
+        b"GET  /health HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST /hello HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n",
+        b"POST /hello HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
+        b"POST /hello HTTP/1.1\r\nhost: x\r\ncontent-length: banana\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        b"POST /hello HTTP/1.1\r\nhost: x\r\nx: \x00\r\n\r\n",
+    ],
+)
+def test_malformed_requests_get_the_envelope(data: bytes) -> None:
+    reply = exchange(data)
+    assert (reply.status, reply.code) == (400, "invalid_request")
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("end", [b"\r\n\r\n", b""])
+def test_headers_over_the_size_limit(end: bytes) -> None:
+    reply = exchange(b"GET /health HTTP/1.1\r\nhost: x\r\nx-big: " + b"a" * 100_000 + end)
+    assert (reply.status, reply.code) == (431, "headers_too_large")
+    assert "65536" in reply.json()["error"]["message"]
+
+
+def test_a_target_over_the_size_limit() -> None:
+    reply = exchange(b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert (reply.status, reply.code) == (431, "headers_too_large")
+
+
+def test_too_many_headers() -> None:
+    reply = exchange(b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 256 + b"\r\n")
+    assert (reply.status, reply.code) == (431, "headers_too_large")
+
+
+def test_a_header_that_never_ends_is_a_timeout() -> None:
+    reply = exchange(b"GET /health HTTP/1.1\r\nhost:", HttpLimits(header_timeout=0.1))
+    assert (reply.status, reply.code) == (408, "request_timeout")
+
+
+def test_a_header_that_never_ends_on_a_reused_connection() -> None:
+    async def scenario() -> None:
+        async with serving(limits=HttpLimits(header_timeout=0.1)) as rig, rig.client() as client:
+            client.send(post("/hello") + b"POST /hel")
+            assert (await client.reply()).status == 200
+            late = await client.reply()
+            assert (late.status, late.code) == (408, "request_timeout")
+        async with serving(limits=HttpLimits(header_timeout=0.1)) as rig, rig.client() as client:
+            client.send(post("/hello"))
+            assert (await client.reply()).status == 200
+            client.send(b"P")
+            assert (await client.reply()).status == 408
+
+    run(scenario)
+
+
+def test_a_connection_that_says_nothing_is_closed_silently() -> None:
+    async def scenario() -> None:
+        async with serving(limits=HttpLimits(header_timeout=0.05)) as rig, rig.client() as client:
+            assert await client.rest() == b""
+
+    run(scenario)
+
+
+def test_the_header_time_does_not_run_while_a_request_is_served() -> None:
+    async def scenario() -> None:
+        async with serving(limits=HttpLimits(header_timeout=0.05, keep_alive_interval=0.06)) as rig:
+            async with rig.client() as client:
+                client.send(post("/stream"))
+                await client.until(b"keep-alive")
+                rig.context.release.set()
+                await client.until(b"[DONE]")
+            await rig.idle(ok=1)
+
+    run(scenario)
+
+
+def test_a_malformed_chunk_is_the_callers_fault() -> None:
+    async def scenario() -> None:
+        async with serving() as rig, rig.client() as client:
+            client.send(post("/hello", b"", content_length="-", transfer_encoding="chunked"))
+            await rig.until(lambda: rig.guard.snapshot().open == 1)
+            client.send(b"zz\r\n")
+            reply = await client.reply()
+            assert (reply.status, reply.code) == (400, "invalid_request")
+            assert await client.rest() == b""
+            await rig.idle(invalid=1)
+
+    run(scenario)
+
+
+def test_garbage_after_a_request_is_refused_in_its_turn() -> None:
+    async def scenario() -> None:
+        async with serving() as rig, rig.client() as client:
+            client.send(post("/wait") + b"\x00\x01garbage\r\n\r\n")
+            await rig.until(lambda: rig.context.running == 1)
+            rig.context.release.set()
+            assert (await client.reply()).status == 200
+            assert (await client.reply()).status == 400
+            await rig.idle(ok=1)
+
+    run(scenario)
+
+
+def test_expect_continue_is_asked_for_only_when_the_body_is_wanted() -> None:
+    async def scenario() -> None:
+        async with serving() as rig:
+            async with rig.client() as client:
+                client.send(post("/hello", b"", content_length="2", expect="100-continue"))
+                assert b"100" in await client.until(b"\r\n\r\n")
+                client.send(b"{}")
+                assert (await client.reply()).status == 200
+            async with rig.client() as client:
+                client.send(post("/hello", b"", content_length="2", expect="100-continue", content_type="text/css"))
+                assert (await client.reply()).status == 415
+            await rig.idle(ok=1, invalid=1)
+
+    run(scenario)
+
+
+def test_connections_with_unread_answers_are_given_up() -> None:
+    """A refused client that sends for ever is cut off after the time it has for reading."""
+
+    async def scenario() -> None:
+        async with serving(limits=HttpLimits(linger_timeout=0.05)) as rig, rig.client() as client:
+            client.send(post("/hello", b"x", content_length="50000000"))
+            assert (await client.reply()).status == 413
+            await rig.until(lambda: not rig.server.server_state.connections)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("leave", [RawClient.close, RawClient.reset, RawClient.half_close])
+def test_leaving_in_the_middle_of_a_header_leaves_nothing(leave: object) -> None:
+    async def scenario() -> None:
+        async with serving() as rig, rig.client() as client:
+            client.send(b"POST /hel")
+            await rig.until(lambda: len(rig.server.server_state.connections) == 1)
+            assert callable(leave)
+            leave(client)
+            await rig.until(lambda: not rig.server.server_state.connections)
+            await rig.idle()
+
+    run(scenario)
