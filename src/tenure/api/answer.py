@@ -55,6 +55,7 @@ class Answer:
         self._interval = job.stream_interval if job.stream else 1
         self._growing: dict[int, _Growing] = {}
         self._finished: set[int] = set()
+        self._prompt_tokens = job.prompt_tokens
         self._counted = 0
         self._cached = 0
 
@@ -81,7 +82,7 @@ class Answer:
         if self._job.report.prompt_tokens_details:
             details = PromptTokensDetails(self._cached)
         growing = sum(item.text.completion_tokens for item in self._growing.values())
-        prompt, completion = self._job.prompt_tokens, self._counted + growing
+        prompt, completion = self._prompt_tokens, self._counted + growing
         return Usage(
             prompt_tokens=prompt,
             total_tokens=prompt + completion,

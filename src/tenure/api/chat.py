@@ -19,5 +19,6 @@ async def chat_completions(call: Call[AppContext]) -> None:
     request = decode_body(call.body, DECODER)
     chosen = select_model(call, request.model)
     priority = call.headers.get("x-vllm-priority")
-    job = await chat_job(request, chosen.text, chosen.window, call.context.settings, priority=priority)
+    settings, size = call.context.settings, len(call.body)
+    job = await chat_job(request, chosen.text, chosen.window, settings, size=size, priority=priority)
     await run_job(call, chosen.engine, job, FORMAT)

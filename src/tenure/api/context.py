@@ -23,7 +23,7 @@ class ApiSettings:
     """Tokens per streamed chunk at least; a request may only raise it."""
     prompt_tokens_details: bool = False
     thread_above: int = 8192
-    """Characters of prompt from which rendering and tokenising leave the event loop."""
+    """Bytes of a body, or of a response with logprobs, from which the work on it leaves the event loop."""
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ class Truncation:
     side: str
 
 
-async def in_thread_if_long(work: Callable[[], T], characters: int, threshold: int) -> T:
+async def in_thread_if_long(work: Callable[[], T], size: int, threshold: int) -> T:
     """Run `work` here, or in a worker thread when its input is so long that the event loop would stall."""
-    if characters <= threshold:
+    if size <= threshold:
         return work()
     return await anyio.to_thread.run_sync(work)
 

@@ -34,17 +34,21 @@ DEFAULT_COMPLETION_TOKENS = 16
 
 
 async def chat_job(
-    request: ChatRequest, model: TextModel, window: Window, settings: ApiSettings, *, priority: str | None = None
+    request: ChatRequest,
+    model: TextModel,
+    window: Window,
+    settings: ApiSettings,
+    *,
+    size: int,
+    priority: str | None = None,
 ) -> Job:
-    """Validate a chat body; `priority` is the header `X-Vllm-Priority`."""
+    """Validate a chat body of `size` bytes; `priority` is the header `X-Vllm-Priority`."""
     numbers = checked_numbers(request)
     refuse_unserved(request, numbers)
     check_conversation(request)
     draft = _draft(request, numbers, model, window, settings, priority)
     logprobs = _chat_logprobs(request, draft)
-    text, ids = await in_thread_if_long(
-        lambda: _chat_prompt(request, draft), _characters(request), settings.thread_above
-    )
+    text, ids = await in_thread_if_long(lambda: _chat_prompt(request, draft), size, settings.thread_above)
     requested = numbers.get("max_completion_tokens", numbers.get("max_tokens", model.defaults.max_tokens))
     max_tokens = fit([ids], None if requested is None else int(requested), window, "messages")
     return draft.job(
@@ -60,9 +64,15 @@ async def chat_job(
 
 
 async def completion_job(
-    request: CompletionRequest, model: TextModel, window: Window, settings: ApiSettings, *, priority: str | None = None
+    request: CompletionRequest,
+    model: TextModel,
+    window: Window,
+    settings: ApiSettings,
+    *,
+    size: int,
+    priority: str | None = None,
 ) -> Job:
-    """Validate a completion body; `priority` is the header `X-Vllm-Priority`."""
+    """Validate a completion body of `size` bytes; `priority` is the header `X-Vllm-Priority`."""
     requested, numbers = _completion_numbers(request)
     refuse_unserved(request, numbers)
     if request.suffix:
@@ -74,9 +84,8 @@ async def completion_job(
     if "logprobs" in numbers:
         logprobs = check_logprob_count("logprobs", int(numbers["logprobs"]), settings, window.vocabulary_size)
     given = split_prompts(request.prompt, settings.max_prompts)
-    characters = sum(len(prompt) for prompt in given)
     texts, prompts = await in_thread_if_long(
-        lambda: _completion_prompts(request, given, draft), characters, settings.thread_above
+        lambda: _completion_prompts(request, given, draft), size, settings.thread_above
     )
     max_tokens = fit(prompts, requested, window, "prompt")
     prompt_logprobs = draft.prompt_logprobs
@@ -219,17 +228,6 @@ def _chat_prompt(request: ChatRequest, draft: _Draft) -> tuple[str, list[int]]:
     text = render(request, draft.model)
     (ids,) = draft.prompt_tokens([text], add_special_tokens=bool(request.add_special_tokens))
     return text, ids
-
-
-def _characters(request: ChatRequest) -> int:
-    """How long the conversation is, roughly."""
-    total = 0
-    for message in request.messages:
-        content = message.content or ""
-        for part in [content] if isinstance(content, str) else content:
-            total += len(part) if isinstance(part, str) else len(part.text or "")
-        total += 64
-    return total
 
 
 def _completion_numbers(request: CompletionRequest) -> tuple[int, Numbers]:

@@ -1,0 +1,55 @@
+"""Loads the text side of a model: tokenizer, chat template, end tokens, sampling defaults."""
+
+from collections.abc import Mapping
+
+from tenure.api.context import GenerationDefaults, TextModel
+from tenure.api.ranges import RANGES
+from tenure.errors import ResourceError
+from tenure.source import ResolvedSource
+from tenure.text.chat_template import ChatTemplate
+from tenure.text.tokenizer import load_tokenizer
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def load_text_model(name: str, source: ResolvedSource, defaults: Mapping[str, float], created: int) -> TextModel:
+    """Load what `source` says of text. `defaults` are the sampling values of the model's generation config.
+
+    A model without a chat template serves completions alone. Raises ResourceError for broken files and for defaults
+    that a request could not ask for, CallerError for a chat template that is not valid.
+    """
+    tokenizer = load_tokenizer(source)
+    return TextModel(
+        name=name,
+        tokenizer=tokenizer,
+        template=None if tokenizer.chat_template is None else ChatTemplate.of(tokenizer),
+        eos_token_ids=tokenizer.eos_token_ids,
+        defaults=generation_defaults(defaults, name),
+        created=created,
+    )
+
+
+def generation_defaults(values: Mapping[str, float], name: str) -> GenerationDefaults:
+    """Return the defaults among `values`, by their API names; `max_new_tokens` is the length of a chat answer.
+
+    Raises ResourceError for a value out of the field's range.
+    """
+    found = {key: values[key] for key in _SAMPLING if key in values}
+    if "max_new_tokens" in values:
+        found["max_tokens"] = values["max_new_tokens"]
+    for key, value in found.items():
+        allowed = RANGES[key]
+        if not allowed.admits(value) or (allowed.whole and not float(value).is_integer()):
+            raise ResourceError(f"{name}: the generation config has {key} = {value}; it must be {allowed.describe()}")
+    return GenerationDefaults(
+        temperature=found.get("temperature"),
+        top_p=found.get("top_p"),
+        top_k=_whole(found.get("top_k")),
+        min_p=found.get("min_p"),
+        repetition_penalty=found.get("repetition_penalty"),
+        max_tokens=_whole(found.get("max_tokens")),
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
