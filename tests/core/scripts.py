@@ -1,6 +1,6 @@
 """Scripted runs that together meet every path of the scheduler."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tenure.core.budget import StepBudget
 from tenure.core.report import Limits
@@ -21,9 +21,7 @@ class Script:
     prefix_caching: bool = True
 
     def simulation(self, depth: int, broken: tuple[tuple[int, int], ...] = ()) -> Simulation:
-        return Simulation(
-            self.limits, self.budget, depth=depth, prefix_caching=self.prefix_caching, broken=broken
-        )
+        return Simulation(self.limits, self.budget, depth=depth, prefix_caching=self.prefix_caching, broken=broken)
 
 
 def text(length: int, variant: int = 0) -> tuple[int, ...]:
@@ -31,7 +29,7 @@ def text(length: int, variant: int = 0) -> tuple[int, ...]:
 
 
 _ROOMY = Limits(max_model_len=64, num_blocks=48, block_size=4, num_slots=6)
-_TIGHT = Limits(max_model_len=32, num_blocks=9, block_size=4, num_slots=4)
+_TIGHT = Limits(max_model_len=20, num_blocks=7, block_size=2, num_slots=4)
 
 SCRIPTS = {
     "mixed": Script(
@@ -48,18 +46,18 @@ SCRIPTS = {
         _TIGHT,
         UNBOUNDED,
         (
-            Ask((text(9),), max_tokens=14, ignore_eos=True, n=2),
-            Ask((text(6, 1), text(7, 2)), max_tokens=12, ignore_eos=True),
-            Ask((text(10, 3),), max_tokens=10, ignore_eos=True, at=4.0, priority=-1),
+            Ask((text(5),), max_tokens=7, ignore_eos=True, n=2),
+            Ask((text(3, 1), text(4, 2)), max_tokens=6, ignore_eos=True),
+            Ask((text(6, 3),), max_tokens=5, ignore_eos=True, at=3.0, priority=-1),
         ),
     ),
     "tight without cache": Script(
         _TIGHT,
         CHUNKED,
         (
-            Ask((text(8), text(8)), max_tokens=13, ignore_eos=True),
-            Ask((text(12, 1),), max_tokens=9, ignore_eos=True, prompt_logprobs=0),
-            Ask((text(7, 2),), max_tokens=20, ignore_eos=True, at=3.0),
+            Ask((text(4), text(4)), max_tokens=7, ignore_eos=True),
+            Ask((text(5, 1),), max_tokens=5, ignore_eos=True, prompt_logprobs=0),
+            Ask((text(3, 2),), max_tokens=9, ignore_eos=True, at=3.0),
         ),
         prefix_caching=False,
     ),
@@ -88,14 +86,9 @@ SCRIPTS = {
         _TIGHT,
         ONE_ROW,
         (
-            Ask((text(9),), max_tokens=12, ignore_eos=True),
-            Ask((text(11, 1), text(3, 2)), max_tokens=10, ignore_eos=True),
-            Ask((text(6, 3),), max_tokens=9, ignore_eos=True, at=0.1),
+            Ask((text(4),), max_tokens=6, ignore_eos=True),
+            Ask((text(5, 1), text(2, 2)), max_tokens=6, ignore_eos=True),
+            Ask((text(3, 3),), max_tokens=5, ignore_eos=True, at=0.1),
         ),
     ),
 }
-
-
-def without_arrivals(script: Script) -> Script:
-    """The same requests, all there from the start."""
-    return replace(script, asks=tuple(replace(ask, at=0.0) for ask in script.asks))

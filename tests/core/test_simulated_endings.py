@@ -1,5 +1,7 @@
 """Scripted runs, replayed with a message or a fault injected at every event; see `simulation` for what is checked."""
 
+from collections.abc import Callable
+
 import pytest
 
 from tenure.core.lifecycle import State
@@ -19,6 +21,14 @@ CAUSES = (
 
 every_script = pytest.mark.parametrize("name", SCRIPTS)
 at_both_depths = pytest.mark.parametrize("depth", [0, 1])
+
+
+def disturbed(script: Script, depth: int, event: int, disturb: Callable[[Simulation], None]) -> Simulation:
+    """Replay `script` with `disturb` called just before `event`."""
+    simulation = script.simulation(depth)
+    simulation.interrupt = lambda now: disturb(simulation) if now == event else None
+    simulation.check_from = event
+    return simulation.run(script.asks)
 
 
 def undisturbed(script: Script, depth: int) -> Simulation:
@@ -66,21 +76,14 @@ def test_abort_at_every_event(name: str, depth: int) -> None:
 @at_both_depths
 @pytest.mark.parametrize("cause", CAUSES)
 def test_abort_for_every_cause_at_every_event(cause: Outcome, depth: int) -> None:
-    script = SCRIPTS["tight"]
+    script = SCRIPTS["edges"]
     for event in range(undisturbed(script, depth).events):
         abort_at(script, depth, event, event % len(script.asks) + 1, cause)
 
 
 def abort_at(script: Script, depth: int, event: int, number: int, cause: Outcome) -> None:
     """Replay `script` with an abort just before `event`; all others must end as if nothing had happened."""
-    simulation = script.simulation(depth)
-
-    def interrupt(now: int) -> None:
-        if now == event:
-            simulation.cancel(number, cause)
-
-    simulation.interrupt = interrupt
-    simulation.run(script.asks)
+    simulation = disturbed(script, depth, event, lambda it: it.cancel(number, cause))
     for other, record in simulation.records.items():
         assert other == number or record.ending is Outcome.OK
 
@@ -94,14 +97,7 @@ def test_finish_of_an_item_at_every_event(name: str, depth: int) -> None:
     stopped = 0
     for event in range(plain.events):
         for number, index in (items[event % len(items)], items[(event + len(items) // 2) % len(items)]):
-            simulation = script.simulation(depth)
-
-            def interrupt(now: int, event=event, simulation=simulation, number=number, index=index) -> None:
-                if now == event:
-                    simulation.finish_item(number, index)
-
-            simulation.interrupt = interrupt
-            simulation.run(script.asks)
+            simulation = disturbed(script, depth, event, lambda it, n=number, i=index: it.finish_item(n, i))
             assert all(record.ending is Outcome.OK for record in simulation.records.values())
             stopped += bool(simulation.records[number].stopped_early)
     assert stopped
