@@ -40,14 +40,18 @@ def continued(tokens: list[int], count: int) -> list[int]:
 
 
 class HistoryModel:
-    """Counts what it is asked for; logits of the keys in `broken` are NaN."""
+    """Counts what it is asked for; logits of the keys in `broken` are NaN; `fails` makes the next pass raise."""
 
     def __init__(self) -> None:
         self.logits_rows: list[int] = []
         self.forward_rows: list[int] = []
         self.broken: set[int] = set()
+        self.fails = False
 
     def forward(self, batch: PackedBatch, cache: KVCache) -> Tensor:
+        if self.fails:
+            self.fails = False
+            raise RuntimeError("out of memory")
         layer = cache.layers[0]
         stored = layer.view(-1, *layer.shape[2:])[:, 0, 0, 0]
         stored[batch.slot_mapping_T] = batch.token_ids_T.float()

@@ -212,6 +212,16 @@ def test_a_step_of_failed_items_alone_still_has_a_result_for_each_row(bench):
     assert bench.executor.snapshot().rows_failed == 2
 
 
+def test_after_a_pass_that_raises_nothing_is_in_flight_and_other_items_go_on(bench):
+    bench.step([start(0, PROMPT)], [row(0, 0, 6, [1, 2])])
+    bench.model.fails = True
+    with pytest.raises(RuntimeError):
+        bench.launch([start(1, PROMPT)], [row(1, 0, 6, [3, 4])])
+    assert bench.executor.snapshot().in_flight == 0
+    results = bench.step([start(1, [8, 6], generation=2)], [row(0, 6, 1), row(1, 0, 2, [3], generation=2)])
+    assert [result.token for result in results] == [continued(PROMPT, 2)[1], next_token([8, 6])]
+
+
 def test_the_snapshot_counts_steps_and_tokens(bench):
     bench.launch([start(0, PROMPT)], [row(0, 0, 6, [1, 2])])
     assert bench.executor.snapshot().in_flight == 1

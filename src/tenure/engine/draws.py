@@ -63,7 +63,9 @@ def keep_likely(p_RW: Tensor, min_p_R: Tensor, top_k_R: Tensor, top_p_R: Tensor)
 
 def _least_kept(p_RW: Tensor, min_p_R: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> Tensor:
     width = p_RW.shape[-1]
-    floor_R = min_p_R.to(p_RW.dtype) * p_RW.view(len(p_RW), -1, BLOCK).amax(-1).amax(-1)
+    floor_R = min_p_R.to(p_RW.dtype)
+    if bool((floor_R > 0).any()):
+        floor_R = floor_R * p_RW.view(len(p_RW), -1, BLOCK).amax(-1).amax(-1)
     least_R = floor_R.clone()
     open_O = torch.nonzero((top_k_R > 0) | (top_p_R < 1))[:, 0]
     for count in (*(few for few in _CANDIDATES if few < width), width):
@@ -83,13 +85,19 @@ def _least_of_best(p_RW: Tensor, best_RK: Tensor, floor_R: Tensor, top_k_R: Tens
     ranked = top_k_R > 0
     kth_R = best_RK.gather(1, (top_k_R.clamp(min=1, max=best_RK.shape[-1]) - 1)[:, None])[:, 0]
     floor_R = torch.where(ranked, torch.maximum(floor_R, kth_R), floor_R)
-    kept_RW = p_RW.masked_fill(p_RW < floor_R[:, None], 0.0) if bool((floor_R > 0).any()) else p_RW
-    mass_R = kept_RW.view(len(p_RW), -1, BLOCK).sum(-1).cumsum(-1, dtype=torch.float64)[:, -1]
-    better_RK = best_RK.cumsum(-1, dtype=torch.float64) - best_RK
-    kept_RK = (better_RK < (top_p_R * mass_R)[:, None]) | (top_p_R >= 1)[:, None]
+    kept_RK = torch.ones_like(best_RK, dtype=torch.bool)
+    if bool((top_p_R < 1).any()):
+        better_RK = best_RK.cumsum(-1, dtype=torch.float64) - best_RK
+        kept_RK = (better_RK < (top_p_R * _mass(p_RW, floor_R))[:, None]) | (top_p_R >= 1)[:, None]
     kept_RK &= best_RK >= floor_R[:, None]
     last_R = kept_RK.sum(-1).clamp(min=1) - 1
     return best_RK.gather(1, last_R[:, None])[:, 0]
+
+
+def _mass(p_RW: Tensor, floor_R: Tensor) -> Tensor:
+    """The sum of each row's probabilities that are not less than its floor."""
+    kept_RW = p_RW.masked_fill(p_RW < floor_R[:, None], 0.0) if bool((floor_R > 0).any()) else p_RW
+    return kept_RW.view(len(p_RW), -1, BLOCK).sum(-1).cumsum(-1, dtype=torch.float64)[:, -1]
 
 
 def _best(p_RW: Tensor, count: int) -> Tensor:

@@ -28,6 +28,9 @@ NOT_FINITE = "the model's logits are not finite"
 NOTHING_LEFT = "no token can be drawn: the masks of this request leave none"
 ADJUSTED_NOT_FINITE = "the logits are not finite after this request's biases and penalties"
 
+_GREATEST = 1e37
+"""A temperature that would bring the best logit beyond this, and so near overflow, is raised."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -126,7 +129,8 @@ def _draw(logits_RW: Tensor, top_R: Tensor, states: Sequence[SamplingState]) -> 
     sampling = [state.sampling for state in states]
     device = logits_RW.device
     temperature_R = torch.tensor([s.temperature for s in sampling], dtype=torch.float32, device=device)
-    p_RW = torch.softmax(logits_RW.sub_(top_R[:, None]).div_(temperature_R[:, None]), dim=-1)
+    temperature_R = torch.maximum(temperature_R, top_R.abs() / _GREATEST)
+    p_RW = torch.softmax(logits_RW.div_(temperature_R[:, None]), dim=-1)
     keep_likely(
         p_RW,
         torch.tensor([s.min_p for s in sampling], dtype=torch.float64, device=device),

@@ -27,7 +27,7 @@ class Slots:
 
     def __init__(self, max_slots: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
-        self.generations = np.full(max_slots, -1, dtype=np.int64)
+        self.generations = np.full(max_slots, np.iinfo(np.int64).min, dtype=np.int64)
         # one place more than the window: the last token drawn is never computed
         self.tokens = np.zeros((max_slots, max_model_len + 1), dtype=np.int32)
         self.lengths = np.zeros(max_slots, dtype=np.int64)
@@ -38,9 +38,9 @@ class Slots:
         self.sampling: list[SamplingState | None] = [None] * max_slots
 
     def occupy(self, start: Start) -> None:
-        """Forget what was in the slot; its generation rises."""
+        """Forget what was in the slot; the new occupant has a generation of its own."""
         slot, length = start.slot, len(start.tokens)
-        if start.generation <= self.generations[slot] or not 0 < length < self.tokens.shape[1]:
+        if start.generation == self.generations[slot] or not 0 < length < self.tokens.shape[1]:
             raise InternalError(f"slot {slot} cannot be given to {length} tokens of generation {start.generation}")
         self.generations[slot] = start.generation
         self.tokens[slot, :length] = start.tokens
