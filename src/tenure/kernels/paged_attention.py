@@ -2,8 +2,8 @@
 
 Everything that is the same for all layers of a step (indices, masks) is made once, by `plan_*`.
 
-Legend: T rows, S sequences, N query heads, C key-value heads, H head size, B blocks per sequence, L gathered tokens,
-Q rows of one sequence.
+Legend: T rows, S sequences, N query heads, C key-value heads, G = N / C, U = S * C, H head size, B blocks per
+sequence, L gathered tokens, Q rows of one sequence.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,27 @@ import torch.nn.functional as F
 
 IntArray = npt.NDArray[np.int64]
 
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What is the same for all attention layers of a model."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Key and value of one token in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
 # Gathered blocks should still be in the last-level cache when attention reads them.
 GATHER_BYTES = 32 << 20
 
@@ -25,8 +46,8 @@ class Prefill:
 
     first_row: int
     last_row: int
-    blocks_B: torch.Tensor | None
-    """What to gather; None when all that these rows see is among themselves."""
+    blocks: tuple[torch.Tensor, torch.Tensor] | None
+    """What to gather for keys and for values; None when all that these rows see is among themselves."""
     num_keys: int
     """Gathered tokens that exist; the last block may be partly empty."""
     mask_QL: torch.Tensor | None
@@ -39,35 +60,36 @@ class Decode:
 
     rows_S: torch.Tensor | None
     """Their rows in the batch; None when they are all of it, in order."""
-    num_sequences: int
-    blocks_SB: torch.Tensor
-    """Flat, S * B."""
-    mask_S11L: torch.Tensor
+    key_blocks: torch.Tensor
+    value_blocks: torch.Tensor
+    mask_UGL: torch.Tensor
     """0 where a row may look, else minus infinity."""
 
 
 def plan_prefill(
-    rows: tuple[int, int], context: int, table_B: IntArray, block_size: int, window: int | None, like: torch.Tensor
+    rows: tuple[int, int], context: int, table_B: IntArray, block_size: int, window: int | None, shape: AttentionShape
 ) -> Prefill:
-    """Describe a sequence whose last new row has position context - 1. `like` gives the mask's type and device."""
+    """Describe a sequence whose last new row has position context - 1."""
     first_row, last_row = rows
     start = context - (last_row - first_row)
     first_block = max(0, start - window + 1) // block_size if window is not None else 0
     first_key = first_block * block_size if start else 0
     num_keys = context - first_key
-    blocks_B = None
+    blocks = None
     if start:
-        blocks_B = torch.from_numpy(table_B[first_block : -(-context // block_size)].copy()).to(like.device)
+        blocks = _gather_indices(
+            table_B[None, first_block : -(-context // block_size)], shape.num_kv_heads, shape.device
+        )
     if start == 0 and (window is None or context <= window):
         return Prefill(first_row, last_row, None, num_keys, None)
-    queries_Q = torch.arange(start, context, device=like.device)
-    keys_L = torch.arange(first_key, context, device=like.device)
+    queries_Q = torch.arange(start, context, device=shape.device)
+    keys_L = torch.arange(first_key, context, device=shape.device)
     distance_QL = queries_Q.unsqueeze(1) - keys_L
     hidden_QL = distance_QL < 0
     if window is not None:
         hidden_QL |= distance_QL >= window
-    mask_QL = torch.zeros(hidden_QL.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden_QL, -torch.inf)
-    return Prefill(first_row, last_row, blocks_B, num_keys, mask_QL)
+    mask_QL = torch.zeros(hidden_QL.shape, dtype=shape.dtype, device=shape.device).masked_fill_(hidden_QL, -torch.inf)
+    return Prefill(first_row, last_row, blocks, num_keys, mask_QL)
 
 
 def group_decodes(lengths_S: IntArray, bytes_per_token: int) -> list[IntArray]:
@@ -91,7 +113,7 @@ def plan_decode(
     tables_SB: IntArray,
     block_size: int,
     window: int | None,
-    like: torch.Tensor,
+    shape: AttentionShape,
 ) -> Decode:
     """Describe sequences whose only new row has position contexts_S - 1."""
     firsts_S = np.maximum(contexts_S - window, 0) // block_size if window is not None else np.zeros_like(contexts_S)
@@ -104,12 +126,28 @@ def plan_decode(
     if window is not None:
         hidden_SL |= keys_SL < (contexts_S - window)[:, None]
     mask_SL = np.where(hidden_SL, np.float32(-np.inf), np.float32(0))
+    heads_per_group = shape.num_heads // shape.num_kv_heads
+    mask_S11L = torch.from_numpy(mask_SL).to(device=shape.device, dtype=shape.dtype)[:, None, None, :]
+    key_blocks, value_blocks = _gather_indices(blocks_SB, shape.num_kv_heads, shape.device)
     return Decode(
-        rows_S=None if rows_S is None else torch.from_numpy(rows_S).to(like.device),
-        num_sequences=len(contexts_S),
-        blocks_SB=torch.from_numpy(blocks_SB.reshape(-1)).to(like.device),
-        mask_S11L=torch.from_numpy(mask_SL).to(device=like.device, dtype=like.dtype)[:, None, None, :],
+        rows_S=None if rows_S is None else torch.from_numpy(rows_S).to(shape.device),
+        key_blocks=key_blocks,
+        value_blocks=value_blocks,
+        mask_UGL=mask_S11L.expand(-1, shape.num_kv_heads, heads_per_group, -1).flatten(0, 1),
     )
+
+
+def cache_rows(slot_mapping_T: torch.Tensor, block_size: int, num_kv_heads: int) -> torch.Tensor:
+    """For each row, key before value, head by head: which vector of a layer's cache it goes to; flat, T * 2 * C."""
+    offsets = torch.arange(2 * num_kv_heads, device=slot_mapping_T.device) * block_size
+    first_T = slot_mapping_T // block_size * (2 * num_kv_heads * block_size) + slot_mapping_T % block_size
+    return (first_T.unsqueeze(1) + offsets).flatten()
+
+
+def write(kv_T2CH: torch.Tensor, cache: torch.Tensor, cache_rows: torch.Tensor) -> None:
+    """Store the rows' keys and values in a layer's cache."""
+    head_dim = cache.shape[-1]
+    cache.view(-1, head_dim).index_copy_(0, cache_rows, kv_T2CH.reshape(-1, head_dim))
 
 
 def run_prefill(
@@ -117,15 +155,14 @@ def run_prefill(
 ) -> None:
     """Attend for the rows of one sequence, whose keys and values are in `cache` already; writes their `out_TNH`."""
     rows = slice(plan.first_row, plan.last_row)
-    if plan.blocks_B is None:
-        kv_L2CH = kv_T2CH[rows]
+    if plan.blocks is None:
+        k_CLH, v_CLH = kv_T2CH[rows].permute(1, 2, 0, 3).unbind(0)
     else:
-        kv_L2CH = cache.index_select(0, plan.blocks_B).flatten(0, 1)[: plan.num_keys]
-    k_1CLH, v_1CLH = kv_L2CH.permute(1, 2, 0, 3).unsqueeze(1).unbind(0)
+        k_CLH, v_CLH = (_gather(cache, blocks).flatten(0, 1)[:, : plan.num_keys] for blocks in plan.blocks)
     out_1NQH = F.scaled_dot_product_attention(
         q_TNH[rows].transpose(0, 1).unsqueeze(0),
-        k_1CLH,
-        v_1CLH,
+        k_CLH.unsqueeze(0),
+        v_CLH.unsqueeze(0),
         attn_mask=plan.mask_QL,
         is_causal=plan.mask_QL is None,
         scale=scale,
@@ -137,10 +174,23 @@ def run_prefill(
 def run_decode(plan: Decode, q_TNH: torch.Tensor, cache: torch.Tensor, scale: float) -> torch.Tensor:
     """Attend for one row of each sequence, shape (S, N, H)."""
     q_SNH = q_TNH if plan.rows_S is None else q_TNH.index_select(0, plan.rows_S)
-    gathered = cache.index_select(0, plan.blocks_SB)
-    kv_SL2CH = gathered.view(plan.num_sequences, -1, *cache.shape[2:])
-    k_SCLH, v_SCLH = kv_SL2CH.permute(2, 0, 3, 1, 4).unbind(0)
-    out_SN1H = F.scaled_dot_product_attention(
-        q_SNH.unsqueeze(2), k_SCLH, v_SCLH, attn_mask=plan.mask_S11L, scale=scale, enable_gqa=True
-    )
-    return out_SN1H.squeeze(2)
+    # Query heads of one key-value head act as rows of one product, so keys and values are never repeated.
+    q_UGH = q_SNH.reshape(-1, q_SNH.shape[1] // cache.shape[2], q_SNH.shape[2])
+    k_ULH = _gather(cache, plan.key_blocks).flatten(0, 1)
+    scores_UGL = torch.baddbmm(plan.mask_UGL, q_UGH, k_ULH.transpose(1, 2), alpha=scale)
+    v_ULH = _gather(cache, plan.value_blocks).flatten(0, 1)
+    return torch.bmm(torch.softmax(scores_UGL, dim=-1), v_ULH).view_as(q_SNH)
+
+
+def _gather(cache: torch.Tensor, indices_SCB: torch.Tensor) -> torch.Tensor:
+    """Blocks of a layer's cache side by side, shape (S, C, L, H)."""
+    num_sequences, num_kv_heads, _ = indices_SCB.shape
+    blocks = cache.flatten(0, 2).flatten(1).index_select(0, indices_SCB.flatten())
+    return blocks.view(num_sequences, num_kv_heads, -1, cache.shape[-1])
+
+
+def _gather_indices(blocks_SB: IntArray, num_kv_heads: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """For keys and for values, shape (S, C, B): positions among all (block, key or value, head) of a layer."""
+    blocks_S1B = torch.from_numpy(blocks_SB).to(device).unsqueeze(1) * (2 * num_kv_heads)
+    keys_SCB = blocks_S1B + torch.arange(num_kv_heads, device=device).unsqueeze(1)
+    return keys_SCB, keys_SCB + num_kv_heads

@@ -4,8 +4,8 @@ State: `layers`, allocated once and never resized. Owner: the engine, which make
 attention layers of the running step, at the slots of blocks that are leased to the items of that step; and `clear`,
 for blocks that nobody else holds. This module keeps no account of which block is whose (that is the ledger's).
 
-Layout of a layer: (num_blocks, block_size, 2, num_kv_heads, head_dim); index 0 of the third dimension is the key, 1
-the value, so that one copy writes, and one gather reads, both. A slot is block * block_size + offset. Keys are stored
+Layout of a layer: (num_blocks, 2, num_kv_heads, block_size, head_dim); index 0 of the second dimension is the key, 1
+the value. A block is contiguous, and so is each head within it. A slot is block * block_size + offset. Keys are stored
 rotated. Memory starts as zeros, and must stay finite: an attention back end may multiply stale slots by zero.
 """
 
@@ -42,7 +42,7 @@ class KVCache:
         self.shape = shape
         self.num_blocks = num_blocks
         self.block_size = block_size
-        size = (num_blocks, block_size, 2, shape.num_kv_heads, shape.head_dim)
+        size = (num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim)
         self.layers = [_zeros(size, shape.dtype, torch.device(device)) for _ in range(shape.num_layers)]
 
     @staticmethod

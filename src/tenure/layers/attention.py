@@ -13,22 +13,8 @@ import torch
 
 from tenure.errors import CallerError
 from tenure.kernels import paged_attention
+from tenure.kernels.paged_attention import AttentionShape as AttentionShape
 from tenure.layers.batch import IntArray, PackedBatch
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """What is the same for all attention layers of a model."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @property
-    def scale(self) -> float:
-        return float(self.head_dim**-0.5)
 
 
 class StepAttention(Protocol):
@@ -63,12 +49,11 @@ class TorchAttention:
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
-        self._like = torch.empty(0, dtype=shape.dtype, device=shape.device)
-        self._bytes_per_token = 2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
 
     def begin(self, batch: PackedBatch, windows: Sequence[int | None]) -> StepAttention:
         plans = {window: self._plan(batch, window) for window in windows}
-        return _TorchStep(self._shape.scale, batch.slot_mapping_T, plans)
+        rows = paged_attention.cache_rows(batch.slot_mapping_T, batch.block_size, self._shape.num_kv_heads)
+        return _TorchStep(self._shape.scale, rows, plans)
 
     def _plan(self, batch: PackedBatch, window: int | None) -> _Plan:
         counts_S = np.diff(batch.query_starts_S)
@@ -79,7 +64,7 @@ class TorchAttention:
                 batch.block_tables_SB[s],
                 batch.block_size,
                 window,
-                self._like,
+                self._shape,
             )
             for s in np.flatnonzero(counts_S > 1)
         ]
@@ -91,7 +76,7 @@ class TorchAttention:
     ) -> list[paged_attention.Decode]:
         contexts_S = batch.context_lengths_S[sequences_S]
         visible_S = contexts_S if window is None else np.minimum(contexts_S, window + batch.block_size)
-        groups = paged_attention.group_decodes(visible_S, self._bytes_per_token)
+        groups = paged_attention.group_decodes(visible_S, self._shape.bytes_per_token)
         whole = len(groups) == 1 and len(sequences_S) == len(batch.context_lengths_S)
         return [
             paged_attention.plan_decode(
@@ -100,22 +85,22 @@ class TorchAttention:
                 batch.block_tables_SB[sequences_S[group]],
                 batch.block_size,
                 window,
-                self._like,
+                self._shape,
             )
             for group in groups
         ]
 
 
 class _TorchStep:
-    def __init__(self, scale: float, slot_mapping_T: torch.Tensor, plans: Mapping[int | None, _Plan]) -> None:
+    def __init__(self, scale: float, cache_rows: torch.Tensor, plans: Mapping[int | None, _Plan]) -> None:
         self._scale = scale
-        self._slot_mapping_T = slot_mapping_T
+        self._cache_rows = cache_rows
         self._plans = plans
 
     def attend(
         self, window: int | None, q_TNH: torch.Tensor, kv_T2CH: torch.Tensor, cache: torch.Tensor
     ) -> torch.Tensor:
-        cache.flatten(0, 1).index_copy_(0, self._slot_mapping_T, kv_T2CH)
+        paged_attention.write(kv_T2CH, cache, self._cache_rows)
         plan = self._plans[window]
         if plan.decodes and plan.decodes[0].rows_S is None:
             return paged_attention.run_decode(plan.decodes[0], q_TNH, cache, self._scale).flatten(1)

@@ -13,7 +13,7 @@ from tenure.models.config import ModelConfig
 
 
 class PagedCache(Protocol):
-    """One tensor per layer, (num_blocks, block_size, 2, num_kv_heads, head_dim): keys, then values."""
+    """One tensor per layer, (num_blocks, 2, num_kv_heads, block_size, head_dim): keys, then values."""
 
     @property
     def layers(self) -> Sequence[torch.Tensor]: ...

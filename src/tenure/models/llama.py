@@ -64,12 +64,12 @@ class LlamaModel:
     ) -> None:
         self._config = config
         self._embedding_VD = embedding_VD
-        self._layers = tuple(layers)
+        self.layers = tuple(layers)
         self._final_norm = final_norm
-        self._head = head
+        self.head = head
         self._inverse_P = inverse_P
         self._attention = attention
-        self._windows = tuple(dict.fromkeys(layer.window for layer in self._layers))
+        self._windows = tuple(dict.fromkeys(layer.window for layer in self.layers))
 
     @property
     def config(self) -> ModelConfig:
@@ -85,16 +85,16 @@ class LlamaModel:
 
     @property
     def weights_bytes(self) -> int:
-        ends = self._embedding_VD.nbytes + self._head.nbytes + self._final_norm.weight_D.nbytes
-        return ends + sum(layer.nbytes for layer in self._layers)
+        ends = self._embedding_VD.nbytes + self.head.nbytes + self._final_norm.weight_D.nbytes
+        return ends + sum(layer.nbytes for layer in self.layers)
 
     def forward(self, batch: PackedBatch, cache: PagedCache) -> torch.Tensor:
         x_TD = F.embedding(batch.token_ids_T, self._embedding_VD)
         rotations_T1P = rotations(batch.positions_T, self._inverse_P)
         attention = self._attention.begin(batch, self._windows)
-        for layer, layer_cache in zip(self._layers, cache.layers, strict=True):
+        for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
             x_TD = layer(x_TD, rotations_T1P, attention, layer_cache)
         return x_TD
 
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        return self._head(self._final_norm(hidden_RD)).float()
+        return self.head(self._final_norm(hidden_RD)).float()
