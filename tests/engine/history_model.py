@@ -52,15 +52,14 @@ class HistoryModel:
         if self.fails:
             self.fails = False
             raise RuntimeError("out of memory")
-        layer = cache.layers[0]
-        stored = layer.view(-1, *layer.shape[2:])[:, 0, 0, 0]
-        stored[batch.slot_mapping_T] = batch.token_ids_T.float()
+        stored = cache.layers[0].view(cache.num_blocks, -1)  # a token per place, whatever the layout within a block
+        stored[batch.slot_mapping_T // BLOCK_SIZE, batch.slot_mapping_T % BLOCK_SIZE] = batch.token_ids_T.float()
         self.forward_rows.append(len(batch.token_ids_T))
         keys = []
         for sequence, context in enumerate(batch.context_lengths_S.tolist()):
             first, last = batch.query_starts_S[sequence : sequence + 2].tolist()
             blocks = batch.block_tables_SB[sequence].tolist()
-            tokens = [int(layer[blocks[at // BLOCK_SIZE], at % BLOCK_SIZE, 0, 0, 0]) for at in range(context)]
+            tokens = [int(stored[blocks[at // BLOCK_SIZE], at % BLOCK_SIZE]) for at in range(context)]
             assert batch.positions_T[first:last].tolist() == list(range(context - (last - first), context))
             keys += [key_of(tokens[: at + 1]) for at in batch.positions_T[first:last].tolist()]
         return torch.tensor(keys)[:, None]
