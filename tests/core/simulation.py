@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from tests.core.executor import EMPTY, ScriptedExecutor, draw, follow, logprobs_at, prompt_logprobs
+
 from tenure.core.budget import StepBudget
 from tenure.core.lifecycle import State
 from tenure.core.plan import StepPlan, StepResult
@@ -17,7 +19,6 @@ from tenure.core.request import Item, Request
 from tenure.core.scheduler import Scheduler
 from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import RepetitionDetection, SamplingParams
-from tests.core.executor import EMPTY, ScriptedExecutor, draw, follow, logprobs_at, prompt_logprobs
 
 END_TOKEN = 0
 
@@ -92,7 +93,8 @@ class Record:
     tokens: list[list[int]]
     finishes: dict[int, FinishReason] = field(default_factory=dict)
     stopped_early: set[int] = field(default_factory=set)
-    told: set[int] = field(default_factory=set)
+    cached: dict[int, int] = field(default_factory=dict)
+    """Tokens from the prefix cache, by item, as told with its first output."""
     failed: bool = False
     cancelled: Outcome | None = None
     computed_at_cancel: int = 0
@@ -251,8 +253,8 @@ class Simulation:
             tokens.append(output.token)
             self.tally["sampled"] += 1
             assert output.logprobs == logprobs_at(len(prompt) + len(tokens) - 1, output.token)
-        first = output.index not in record.told
-        record.told.add(output.index)
+        first = output.index not in record.cached
+        record.cached.setdefault(output.index, output.cached_tokens)
         wanted = first and record.ask.prompt_logprobs is not None
         assert output.prompt_logprobs == (prompt_logprobs(prompt) if wanted else None)
         assert first or not output.cached_tokens

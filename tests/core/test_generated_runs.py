@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.core.simulation import Ask, Simulation
 
 from tenure.core.budget import StepBudget
 from tenure.core.report import Limits
 from tenure.outcomes import Outcome
 from tenure.sampling import RepetitionDetection
-from tests.core.simulation import Ask, Simulation
 
 # The same examples each time, so that a failure is the change's own; the soak profile looks for new ones.
 generated = settings(

@@ -84,8 +84,9 @@ class Gate:
 
     def release(self, permit: Permit) -> None:
         """The request ended and holds nothing; raises when the permit is not held."""
-        if self._permits.pop(permit.number, None) is not permit:
+        if self._permits.get(permit.number) is not permit:
             raise LedgerError(f"{permit} is not held")
+        del self._permits[permit.number]
         self._items -= permit.items
         self._tokens -= permit.tokens
 

@@ -1,0 +1,137 @@
+"""Everybody gets to the end, and nobody pays for more than the work of those who are older."""
+
+import pytest
+from tests.core.scripts import ONE_ROW, UNBOUNDED, text
+from tests.core.simulation import Ask, Simulation
+
+from tenure.core.budget import StepBudget
+from tenure.core.report import Limits
+from tenure.outcomes import Outcome
+
+at_both_depths = pytest.mark.parametrize("depth", [0, 1])
+ROOMY = Limits(max_model_len=64, num_blocks=64, block_size=4, num_slots=4)
+TIGHT = Limits(max_model_len=32, num_blocks=12, block_size=4, num_slots=6)
+
+
+def run_with_newcomers(simulation: Simulation, first: Ask, newcomer: Ask, count: int) -> None:
+    """One newcomer arrives after each step, until there were `count`."""
+    simulation.submit(first)
+    for _ in range(count):
+        simulation.turn()
+        simulation.submit(newcomer)
+    simulation.run([])
+
+
+@at_both_depths
+@pytest.mark.parametrize("budget", [ONE_ROW, UNBOUNDED, StepBudget(tokens=4)])
+def test_newcomers_do_not_hold_up_who_was_first(budget: StepBudget, depth: int) -> None:
+    """With a budget for one row, each of the four slots has its turn at least every fourth step."""
+    simulation = Simulation(ROOMY, budget, depth=depth)
+    first = Ask((text(16),), max_tokens=10, ignore_eos=True)
+    run_with_newcomers(simulation, first, Ask((text(8, 1),), max_tokens=10, ignore_eos=True), count=60)
+    prompt_steps, decode_steps = 16 // 4, 10
+    assert simulation.records[1].ended_at_step <= ROOMY.num_slots * (prompt_steps + decode_steps) + depth
+
+
+@at_both_depths
+def test_a_prompt_advances_in_every_step_that_it_shares_with_decoding(depth: int) -> None:
+    simulation = Simulation(ROOMY, ONE_ROW, depth=depth)
+    for variant in range(3):
+        simulation.submit(Ask((text(4, variant),), max_tokens=40, ignore_eos=True))
+    for _ in range(6):
+        simulation.turn()
+    begun = simulation.scheduler.counts.steps
+    simulation.submit(Ask((text(32, 9),), max_tokens=1))
+    simulation.run([])
+    assert simulation.records[4].ended_at_step <= begun + 32 // ROOMY.block_size + 1 + depth
+
+
+@at_both_depths
+def test_decoding_advances_however_many_prompts_arrive(depth: int) -> None:
+    simulation = Simulation(ROOMY, StepBudget(tokens=8), depth=depth)
+    first = Ask((text(4),), max_tokens=20, ignore_eos=True)
+    run_with_newcomers(simulation, first, Ask((text(40, 3),), max_tokens=1), count=30)
+    assert simulation.records[1].ended_at_step <= 1 + 20 + depth
+
+
+@at_both_depths
+def test_priority_decides_who_starts_first(depth: int) -> None:
+    simulation = Simulation(Limits(max_model_len=16, num_blocks=8, block_size=4, num_slots=1), UNBOUNDED, depth=depth)
+    for priority in (0, 5, -5, 0):
+        simulation.submit(Ask((text(6),), max_tokens=3, priority=priority, ignore_eos=True))
+    simulation.run([])
+    finished = sorted(simulation.records, key=lambda number: simulation.records[number].ended_at_step)
+    assert finished == [3, 1, 4, 2]
+
+
+@at_both_depths
+@pytest.mark.parametrize("budget", [ONE_ROW, UNBOUNDED])
+def test_evictions_of_an_item_are_bounded_by_what_older_ones_need(budget: StepBudget, depth: int) -> None:
+    simulation = Simulation(TIGHT, budget, depth=depth)
+    for variant in range(10):
+        simulation.submit(Ask((text(7, variant),), max_tokens=24, ignore_eos=True))
+    simulation.run([])
+    assert simulation.scheduler.counts.preemptions
+    blocks = -(-31 // TIGHT.block_size)
+    for number, record in simulation.records.items():
+        assert record.request.items[0].preemptions <= blocks * (number - 1)
+
+
+@at_both_depths
+def test_requests_end_in_order_of_age_when_only_one_fits(depth: int) -> None:
+    limits = Limits(max_model_len=16, num_blocks=4, block_size=4, num_slots=4)
+    simulation = Simulation(limits, UNBOUNDED, depth=depth)
+    for variant in range(5):
+        simulation.submit(Ask((text(9, variant),), max_tokens=7, ignore_eos=True))
+    simulation.run([])
+    assert [record.ended_at_step for record in simulation.records.values()] == sorted(
+        record.ended_at_step for record in simulation.records.values()
+    )
+
+
+@at_both_depths
+def test_an_item_that_fills_the_whole_pool_runs_to_its_end(depth: int) -> None:
+    limits = Limits(max_model_len=100, num_blocks=5, block_size=4, num_slots=4)
+    simulation = Simulation(limits, UNBOUNDED, depth=depth)
+    simulation.submit(Ask((text(3),), max_tokens=99, ignore_eos=True))
+    simulation.submit(Ask((text(3, 1),), max_tokens=99, ignore_eos=True))
+    simulation.run([])
+    assert [len(record.tokens[0]) for record in simulation.records.values()] == [17, 17]
+
+
+def test_evicting_the_only_row_that_was_chosen_lets_another_run() -> None:
+    """With a budget for one row, the youngest item's turn may come just when it has to give up its blocks."""
+    simulation = Simulation(Limits(max_model_len=16, num_blocks=5, block_size=2, num_slots=2), ONE_ROW)
+    for variant in range(2):
+        simulation.submit(Ask((text(2, variant),), max_tokens=6, ignore_eos=True))
+    while simulation.scheduler.busy:
+        assert simulation.turn(), "nothing runs, and nothing will"
+    assert simulation.scheduler.counts.preemptions
+    assert all(record.ending is Outcome.OK for record in simulation.records.values())
+
+
+def test_choices_of_one_prompt_compute_it_once() -> None:
+    simulation = Simulation(ROOMY, UNBOUNDED)
+    simulation.submit(Ask((text(17),), n=4, max_tokens=1))
+    simulation.run([])
+    counts = simulation.scheduler.counts
+    assert counts.cached == 3 * 16
+    assert counts.computed == 17 + 3
+
+
+def test_cache_hits_are_reported() -> None:
+    simulation = Simulation(ROOMY, UNBOUNDED)
+    for _ in range(2):
+        simulation.submit(Ask((text(18), text(7), text(16)), max_tokens=3, ignore_eos=True))
+        simulation.run([])
+    assert simulation.records[1].cached == {0: 0, 1: 0, 2: 0}
+    assert simulation.records[2].cached == {0: 16, 1: 4, 2: 12}
+
+
+@pytest.mark.parametrize("salt", ["", "theirs"])
+def test_salts_share_nothing(salt: str) -> None:
+    simulation = Simulation(ROOMY, UNBOUNDED)
+    for own in ("mine", salt):
+        simulation.submit(Ask((text(18),), max_tokens=2, salt=own))
+        simulation.run([])
+    assert simulation.scheduler.counts.cached == 0

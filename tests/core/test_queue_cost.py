@@ -1,0 +1,95 @@
+"""The cost of a step grows with what runs, not with what waits. Calls are counted, not seconds."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import pytest
+from tests.core.executor import ScriptedExecutor
+from tests.core.scripts import UNBOUNDED, text
+from tests.core.simulation import Ask
+
+from tenure.core.report import Limits
+from tenure.core.scheduler import Scheduler
+from tenure.outcomes import Outcome
+
+LIMITS = Limits(max_model_len=64, num_blocks=64, block_size=4, num_slots=4)
+ASK = Ask((text(6),), max_tokens=30, ignore_eos=True)
+
+
+def calls_of(act: Callable[[], object]) -> int:
+    """How many functions, of Python and of C, are called while `act` runs."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        act()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+class Engine:
+    """A scheduler with four items that run and `waiting` that do not."""
+
+    def __init__(self, waiting: int) -> None:
+        self.scheduler = Scheduler(LIMITS)
+        self.executor = ScriptedExecutor(LIMITS)
+        for number in range(LIMITS.num_slots + waiting):
+            self.scheduler.add(ASK.request(number))
+        self.step()
+
+    def step(self) -> int:
+        """One round; returns how many calls the scheduler made in it."""
+        calls = calls_of(lambda: self._plan())
+        return calls + calls_of(lambda: self._land())
+
+    def _plan(self) -> None:
+        self.plan = self.scheduler.plan(UNBOUNDED)
+
+    def _land(self) -> None:
+        assert self.plan is not None
+        self.executor.launch(self.plan)
+        self.scheduler.land(self.executor.land())
+
+
+def steps(engine: Engine, count: int = 8) -> list[int]:
+    return [engine.step() for _ in range(count)]
+
+
+def test_a_step_costs_the_same_with_10_and_with_10000_waiting() -> None:
+    assert steps(Engine(10)) == steps(Engine(10_000))
+
+
+def test_a_step_costs_the_same_after_9000_of_them_have_left() -> None:
+    few, many = Engine(10), Engine(10_000)
+    for number in range(500, 9_500):
+        many.scheduler.cancel(number, Outcome.CLIENT_CANCELLED)
+    assert steps(few) == steps(many)
+    assert many.scheduler.snapshot().requests == LIMITS.num_slots + 1_000
+
+
+def test_starting_from_a_long_queue_costs_the_same() -> None:
+    """Also when those at its head have left."""
+    few, many = Engine(100), Engine(10_000)
+    for engine in (few, many):
+        for number in (*range(4, 8), 0, 1):
+            engine.scheduler.cancel(number, Outcome.CLIENT_CANCELLED)
+    assert steps(few) == steps(many)
+    assert few.scheduler.snapshot().ledger == many.scheduler.snapshot().ledger
+
+
+def test_leaving_a_long_queue_is_cheap_on_average() -> None:
+    def leave(engine: Engine, count: int) -> None:
+        for number in range(10, 10 + count):
+            engine.scheduler.cancel(number, Outcome.CLIENT_CANCELLED)
+
+    few, many = Engine(1_000), Engine(10_000)
+    cost_few = calls_of(lambda: leave(few, 900)) / 900
+    cost_many = calls_of(lambda: leave(many, 9_000)) / 9_000
+    assert cost_many == pytest.approx(cost_few, rel=0.2)

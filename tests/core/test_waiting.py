@@ -1,0 +1,67 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.simulation import Ask
+
+from tenure.core.request import Item
+from tenure.core.waiting import WaitingQueue
+
+
+def make(arrival: int, priority: int = 0) -> Item:
+    request = Ask(((1,),), priority=priority).request(arrival)
+    request.arrival = arrival
+    return request.items[0]
+
+
+def test_the_oldest_of_the_smallest_priority_is_the_head() -> None:
+    queue = WaitingQueue()
+    last, first, second = make(1, 1), make(2, -1), make(3)
+    for item in (last, first, second):
+        queue.push(item)
+    for expected in (first, second, last):
+        assert queue.head() is expected
+        queue.remove(expected)
+    assert queue.head() is None
+
+
+def test_taking_out_what_is_not_there_raises() -> None:
+    queue = WaitingQueue()
+    item = make(1)
+    with pytest.raises(KeyError):
+        queue.remove(item)
+    queue.push(item)
+    queue.remove(item)
+    with pytest.raises(KeyError):
+        queue.remove(item)
+    assert (len(queue), item in queue) == (0, False)
+
+
+def test_an_item_can_come_back() -> None:
+    queue = WaitingQueue()
+    old, young = make(1), make(2)
+    queue.push(old)
+    queue.push(young)
+    queue.remove(old)
+    assert queue.head() is young
+    queue.push(old)
+    assert queue.head() is old
+    queue.remove(old)
+    assert queue.head() is young
+
+
+@settings(deadline=None, database=None, derandomize=True, max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 99), st.booleans()), max_size=300))
+def test_it_behaves_like_a_sorted_list(steps: list[tuple[int, bool]]) -> None:
+    queue, items = WaitingQueue(), [make(number, number % 3) for number in range(100)]
+    model: set[Item] = set()
+    for number, comes in steps:
+        item = items[number]
+        if comes and item not in model:
+            queue.push(item)
+            model.add(item)
+        elif not comes and item in model:
+            queue.remove(item)
+            model.remove(item)
+        assert len(queue) == len(model)
+        assert (item in queue) == (item in model)
+        assert queue.head() is min(model, key=lambda candidate: candidate.age, default=None)
