@@ -12,7 +12,7 @@ import msgspec
 from tenure.source import ResolvedSource, SourceKind
 
 
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One model of the command line, resolved to files on this machine."""
 
     name: str
@@ -28,7 +28,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine process needs. Memory in GiB, times in seconds."""
 
-    model: ModelConfig
+    model: ModelChoice
     index: int = 0
     dtype: str = "auto"
     device: str = "cpu"
@@ -49,17 +49,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What an API process needs."""
 
-    models: tuple[ModelConfig, ...]
-    engine_sockets: tuple[str, ...]
+    models: tuple[ModelChoice, ...]
+    engine_sockets: tuple[str, ...] = ()
     """Of each model's engine, in the order of `models`."""
+    epoch: str = ""
+    """Drawn anew by each start of the server."""
     worker: int = 0
     shutdown_timeout: float = 30.0
     api_keys: tuple[str, ...] = ()
     keep_alive_interval: float = 0.0
     generation_config: str = "auto"
+    seed: int | None = None
+    """Of requests that give none; None draws one for each."""
     max_n: int = 128
     max_logprobs: int = 20
     engine_heartbeat_timeout: float = 5.0
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The name in replies and counts, for each model."""
+        return tuple(model.served_names[0] for model in self.models)
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,6 +58,7 @@ class EngineClient:
         self._open: dict[int, GenerationHandle] = {}
         self._ledgers: dict[int, list[wire.EngineLedger | None]] = {}
         self._answered = anyio.Event()
+        self._became_ready = anyio.Event()
         self._numbers = count(1)
 
     @property
@@ -68,6 +69,11 @@ class EngineClient:
     @property
     def open_requests(self) -> int:
         return len(self._open)
+
+    async def wait_ready(self) -> None:
+        """Wait until the engine admits requests."""
+        while not self.ready:
+            await self._became_ready.wait()
 
     # what handlers use
 
@@ -208,6 +214,7 @@ class EngineClient:
                 self._note_ledger(sequence, ledger)
             case wire.Ready(card=card):
                 self.card = card
+                self._became_ready.set()
             case wire.Unready(reason=reason):
                 self.card = None
                 logger.debug("engine at %s: %s", self._path, reason)
@@ -221,6 +228,7 @@ class EngineClient:
     def _lose(self) -> None:
         """The connection is gone, and with it all that the engine held for this process."""
         self.card, self._outbox = None, None
+        self._became_ready = anyio.Event()
         lost, self._open = self._open, {}
         for handle in lost.values():
             handle.lose()

@@ -106,6 +106,12 @@ class Fleet:
                 for engine in served.engines:
                     group.start_soon(engine.run)
 
+    async def wait_ready(self) -> None:
+        """Wait until every engine has become ready."""
+        for served in self.models:
+            for engine in served.engines:
+                await engine.wait_ready()
+
     async def ledgers(self, timeout: float = 1.0) -> list[EngineLedger]:
         """The ledger of every engine, asked at the same time; one that does not answer is marked so."""
         found: dict[tuple[int, int], EngineLedger] = {}

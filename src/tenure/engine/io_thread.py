@@ -15,7 +15,7 @@ from tenure.core.report import Output
 from tenure.core.request import Request
 from tenure.engine.loop import EngineSnapshot, Order, Progress, Stop
 from tenure.engine.switchboard import Switchboard
-from tenure.server.lifeline import end_of_file
+from tenure.process.lifeline import end_of_file
 from tenure.wire.messages import ModelCard
 
 logger = logging.getLogger("tenure.engine")

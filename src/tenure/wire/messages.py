@@ -216,13 +216,13 @@ class EngineLedger(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     epoch: str
     answering: bool
-    conserved: bool
     blocks: BlockCounts
     slots: SlotCounts
     permits: PermitCounts
     items: ItemCounts
     finish_reasons: dict[str, int]
     holders: list[HolderRow]
+    conserved: bool = True
     tokens: TokenCounts = TokenCounts()
     steps: int = 0
     preemptions: int = 0

@@ -1,4 +1,4 @@
-"""`pytest tests/core --hypothesis-profile=soak` searches at random and far longer."""
+"""Settings for all tests. `--hypothesis-profile=soak` searches at random and far longer."""
 
 from hypothesis import settings
 

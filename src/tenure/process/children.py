@@ -1,0 +1,96 @@
+"""A child process of the supervisor, from its start to the last of it.
+
+The child gets its configuration as a line on standard input; that pipe stays open as its life line. It reports over a
+pipe of its own. Leaving `running` leaves nothing behind: the life line is closed, which ends the child, and if that
+takes too long it is killed.
+
+No signal is needed to end a child: a service manager may send SIGTERM to every process of the server, and an engine
+must go on working for the requests that are being drained.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+import msgspec
+from anyio.abc import Process
+
+from tenure.process.reports import AnyReport, read_reports
+
+_END_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildSpec:
+    """How to start a child. `descriptors` are inherited, and given as arguments before the report pipe's."""
+
+    name: str
+    module: str
+    config: msgspec.Struct
+    descriptors: tuple[int, ...]
+    on_report: Callable[[AnyReport], None]
+
+
+@asynccontextmanager
+async def running(spec: ChildSpec) -> AsyncIterator[Process]:
+    """A started child, which has its configuration."""
+    reading, writing = os.pipe()
+    try:
+        arguments = [str(number) for number in (*spec.descriptors, writing, os.getpid())]
+        process = await _start([sys.executable, "-m", spec.module, *arguments], (*spec.descriptors, writing))
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    try:
+        assert process.stdin is not None
+        await process.stdin.send(msgspec.json.encode(spec.config) + b"\n")
+        async with anyio.create_task_group() as group:
+            group.start_soon(_read_reports, reading, spec.on_report)
+            yield process
+            if process.returncode is None:
+                group.cancel_scope.cancel()  # else its last words are still read
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _end(process)
+        os.close(reading)
+
+
+def signal_child(process: Process, number: signal.Signals) -> None:
+    """Send a signal, unless the child has ended already."""
+    if process.returncode is None:
+        process.send_signal(number)
+
+
+async def _start(command: Sequence[str], descriptors: tuple[int, ...]) -> Process:
+    return await anyio.open_process(command, stdin=subprocess.PIPE, stdout=None, stderr=None, pass_fds=descriptors)
+
+
+async def _read_reports(descriptor: int, on_report: Callable[[AnyReport], None]) -> None:
+    os.set_blocking(descriptor, False)
+    pending = b""
+    while True:
+        await anyio.wait_readable(descriptor)
+        data = os.read(descriptor, 65536)
+        if not data:
+            return
+        pending += data
+        whole, separator, pending = pending.rpartition(b"\n")
+        for report in read_reports(whole + separator):
+            on_report(report)
+
+
+async def _end(process: Process) -> None:
+    assert process.stdin is not None
+    await process.stdin.aclose()
+    with anyio.move_on_after(_END_TIMEOUT):
+        await process.wait()
+    signal_child(process, signal.SIGKILL)
+    await process.wait()
+    await process.aclose()

@@ -1,0 +1,97 @@
+"""Keeps one child of the supervisor running: starts it again after a death, as long as policy allows."""
+
+import logging
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import anyio
+from anyio.abc import Process
+
+from tenure.process.children import ChildSpec, running, signal_child
+from tenure.process.reports import AnyReport, Failed
+
+logger = logging.getLogger("tenure.supervisor")
+
+_DEATHS = 3
+_DEATHS_WITHIN = 300.0
+_BACK_OFF = 0.25
+
+
+class ServerEnded(Exception):
+    """The whole server is to end with this exit code."""
+
+    def __init__(self, code: int, message: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Keeper:
+    """Owns one child. `ended` is set once it has ended and will not be started again."""
+
+    def __init__(self, spec: ChildSpec, *, restart: bool, after_death: Callable[[], None] = lambda: None) -> None:
+        self.ended = anyio.Event()
+        self._scope = anyio.CancelScope()
+        self._spec = replace(spec, on_report=self._on_report)
+        self._pass_on = spec.on_report
+        self._restart = restart
+        self._after_death = after_death
+        self._process: Process | None = None
+        self._failed: Failed | None = None
+        self._stopping = False
+        self._deaths: deque[float] = deque(maxlen=_DEATHS)
+
+    def drain(self) -> None:
+        """Ask the child, by SIGTERM, to end when it has finished its work; it is not started again."""
+        self._stopping = True
+        if self._process is not None:
+            signal_child(self._process, signal.SIGTERM)
+
+    def stop(self) -> None:
+        """End the child now; it is not started again."""
+        self._stopping = True
+        self._scope.cancel()
+
+    async def keep(self) -> None:
+        """Run the child until `stop`. Raises ServerEnded when it cannot be kept alive."""
+        try:
+            with self._scope:
+                while not self._stopping:
+                    await self._run_once()
+        finally:
+            self.ended.set()
+
+    async def _run_once(self) -> None:
+        try:
+            async with running(self._spec) as process:
+                self._process = process
+                code = await process.wait()
+        finally:
+            self._process = None
+            self._after_death()
+        if not self._stopping:
+            await self._mourn(code)
+
+    def _on_report(self, report: AnyReport) -> None:
+        if isinstance(report, Failed):
+            self._failed = report
+        self._pass_on(report)
+
+    async def _mourn(self, code: int) -> None:
+        """Wait before the next start, or give up."""
+        name = self._spec.name
+        if self._failed is not None:
+            raise ServerEnded(1, self._failed.message)
+        self._deaths.append(time.monotonic())
+        often = len(self._deaths) == _DEATHS and self._deaths[-1] - self._deaths[0] < _DEATHS_WITHIN
+        if often or not self._restart:
+            raise ServerEnded(1, f"the {name} died ({_describe(code)}); the server ends")
+        logger.error("the %s died (%s); it is started again", name, _describe(code))
+        await anyio.sleep(_BACK_OFF * 2 ** len(self._deaths))
+
+
+def _describe(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,43 @@
+"""What a child process tells its supervisor: lines of JSON over a pipe of its own."""
+
+import os
+
+import msgspec
+
+from tenure.wire.messages import ModelCard
+
+
+class Report(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Base of all reports."""
+
+
+class Loaded(Report, frozen=True):
+    """An engine admits requests."""
+
+    card: ModelCard
+
+
+class Serving(Report, frozen=True):
+    """An API process accepts requests, and every model is ready."""
+
+
+class Failed(Report, frozen=True):
+    """The child cannot work and ends; starting it again would not help. The message is fit for the user's eyes."""
+
+    message: str
+
+
+AnyReport = Loaded | Serving | Failed
+
+
+def write_report(descriptor: int, report: AnyReport) -> None:
+    """Send a report; a supervisor that is gone is no error here, since its end has its own signal."""
+    try:
+        os.write(descriptor, msgspec.json.encode(report) + b"\n")
+    except BrokenPipeError:
+        return
+
+
+def read_reports(data: bytes) -> list[AnyReport]:
+    """Decode whole lines."""
+    return [msgspec.json.decode(line, type=AnyReport) for line in data.splitlines()]

@@ -1,1 +1,0 @@
-"""The supervisor: processes, the listening socket, shared counters."""

@@ -1,0 +1,55 @@
+"""Tripwires on size: passing one asks for a reason, and for a look at whether a thing is two things."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "tenure"
+FILES = sorted(SOURCE.rglob("*.py"))
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions() -> Iterator[tuple[Path, Function]]:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, Function):
+                yield path, node
+
+
+def length(node: Function) -> int:
+    assert node.end_lineno is not None
+    return node.end_lineno - node.lineno + 1
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_files_are_under_450_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 450
+
+
+def test_no_function_is_over_80_lines() -> None:
+    assert [f"{path.name}:{node.name}" for path, node in functions() if length(node) > 80] == []
+
+
+def test_nine_in_ten_functions_are_under_30_lines() -> None:
+    lengths = sorted(length(node) for _, node in functions())
+    assert lengths[len(lengths) * 9 // 10] < 30
+
+
+def test_classes_have_under_15_attributes() -> None:
+    # Items and requests are records of one thing each; `__slots__` lists theirs in one place.
+    records = {"Item", "Request"}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and node.name not in records:
+                assigned = {
+                    target.attr
+                    for inner in ast.walk(node)
+                    if isinstance(inner, ast.Assign | ast.AnnAssign)
+                    for target in (inner.targets if isinstance(inner, ast.Assign) else [inner.target])
+                    if isinstance(target, ast.Attribute)
+                    and isinstance(target.value, ast.Name)
+                    and target.value.id == "self"
+                }
+                assert len(assigned) < 15, f"{path.name}:{node.name} has {len(assigned)}: {sorted(assigned)}"
