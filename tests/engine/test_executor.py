@@ -1,10 +1,11 @@
 import math
 
 import pytest
-from tests.engine.history_model import BLOCK_SIZE, Bench, continued, key_of, next_token, params, row, start
+import torch
 
 from tenure.engine.sampler import NOT_FINITE
 from tenure.errors import InternalError
+from tests.engine.history_model import BLOCK_SIZE, Bench, continued, key_of, next_token, params, row, start
 
 PROMPT = [5, 9, 2, 7, 1, 3]
 
@@ -99,6 +100,14 @@ def test_a_slot_is_reused_without_traces_of_its_former_occupant(bench):
         new = [50 + length // BLOCK_SIZE] if length % BLOCK_SIZE == 0 else []
         drawn.append(bench.step([], [row(0, length, 1, new, generation=2)])[0].token)
     assert drawn == fresh
+
+
+def test_a_new_occupant_writes_to_its_own_blocks_only(bench):
+    bench.step([start(0, PROMPT)], [row(0, 0, 6, [1, 2])])
+    former = bench.cache.layers[0][[1, 2]].clone()
+    bench.step([start(0, [8, 6, 4], generation=2)], [row(0, 0, 3, [9], generation=2)])
+    assert torch.equal(bench.cache.layers[0][[1, 2]], former)
+    assert bench.cache.layers[0][9].any()
 
 
 def test_a_row_of_a_former_occupant_is_refused(bench):

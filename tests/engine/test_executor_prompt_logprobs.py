@@ -1,6 +1,8 @@
 import random
 
 import pytest
+
+from tenure.engine.sampler import NOT_FINITE
 from tests.engine.history_model import (
     BLOCK_SIZE,
     TABLE,
@@ -13,8 +15,6 @@ from tests.engine.history_model import (
     start,
 )
 from tests.engine.reference_sampler import reference_logprob
-
-from tenure.engine.sampler import NOT_FINITE
 
 PROMPT = random.Random(1).choices(range(VOCABULARY), k=150)
 BLOCKS = list(range(-(-len(PROMPT) // BLOCK_SIZE) + 1))

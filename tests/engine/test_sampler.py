@@ -112,6 +112,8 @@ def test_temperature_flattens_or_sharpens():
 
 def test_a_tiny_temperature_is_greedy_and_stays_finite():
     assert drawn_set([3.0e30, 1.0, 2.9e30], temperature=1e-5) == {0}
+    assert drawn_set([1.0, 3.0e35, 2.9e35], temperature=1e-5) == {1}
+    assert drawn_set([-3.0e38, -3.0e35, -3.0e38], temperature=1e-5) == {1}
 
 
 def test_top_k_keeps_the_best_and_those_that_tie_with_the_last():
@@ -248,6 +250,7 @@ def test_equals_are_listed_by_id_and_share_their_rank():
     logits = [1.0, 2.0, 1.0, 2.0, 1.0]
     assert report_of(logits, greedy(logprobs=3)).ids == [1, 3, 0]
     assert report_of(logits, greedy(logprobs=-1)).ids == [1, 3, 0, 2, 4]
+    assert report_of([0.0] * 150 + [1.0] + [0.0] * 150, greedy(logprobs=4)).ids == [150, 0, 1, 2]
     assert report_of(logits, greedy(logprobs=0, allowed_token_ids=(3,))).rank == 1
     assert report_of(logits, greedy(logprobs=0, allowed_token_ids=(4,))).rank == 3
 

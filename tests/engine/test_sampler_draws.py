@@ -7,9 +7,9 @@ passes always passes.
 import numpy as np
 import pytest
 import torch
-from tests.engine.reference_sampler import uniform
 
 from tenure.engine.draws import BLOCK, draw, keep_likely, uniforms
+from tests.engine.reference_sampler import uniform
 
 COUNT = 40_000
 CHI_SQUARE_LIMIT = {7: 24.3, 15: 37.7}

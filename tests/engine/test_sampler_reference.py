@@ -5,11 +5,11 @@ import random
 
 import pytest
 import torch
-from tests.engine.reference_sampler import adjusted, reference_logprob, reference_token
 
 from tenure.engine.sampler import Sampled, Sampler
 from tenure.engine.sampling_state import SamplingState
 from tenure.sampling import SamplingParams
+from tests.engine.reference_sampler import adjusted, reference_logprob, reference_token
 
 ROWS = 120
 
