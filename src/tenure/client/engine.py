@@ -184,11 +184,12 @@ class EngineClient:
             group.cancel_scope.cancel()
 
     async def _read(self, channel: Channel[wire.FromEngine]) -> None:
-        limit = self._heartbeat_timeout or float("inf")
+        limit = float("inf")  # the engine may be yet to start: its socket takes connections before it does
         try:
             while True:
                 with anyio.fail_after(limit):
                     messages = await channel.receive()
+                limit = self._heartbeat_timeout or float("inf")
                 for message in messages:
                     self._handle(message)
         except PeerGone as reason:
@@ -213,11 +214,18 @@ class EngineClient:
             case wire.LedgerReply(sequence=sequence, ledger=ledger):
                 self._note_ledger(sequence, ledger)
             case wire.Ready(card=card):
-                self.card = card
-                self._became_ready.set()
+                self._set_card(card)
             case wire.Unready(reason=reason):
-                self.card = None
+                self._set_card(None)
                 logger.debug("engine at %s: %s", self._path, reason)
+
+    def _set_card(self, card: wire.ModelCard | None) -> None:
+        """`_became_ready` is set while there is a card; those who wait for it keep the event that will be set."""
+        self.card = card
+        if card is not None:
+            self._became_ready.set()
+        elif self._became_ready.is_set():
+            self._became_ready = anyio.Event()
 
     def _note_ledger(self, sequence: int, ledger: wire.EngineLedger) -> None:
         if sequence in self._ledgers:  # else it was not waited for any longer
@@ -227,8 +235,8 @@ class EngineClient:
 
     def _lose(self) -> None:
         """The connection is gone, and with it all that the engine held for this process."""
-        self.card, self._outbox = None, None
-        self._became_ready = anyio.Event()
+        self._set_card(None)
+        self._outbox = None
         lost, self._open = self._open, {}
         for handle in lost.values():
             handle.lose()
