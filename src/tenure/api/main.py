@@ -71,6 +71,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, shared: SharedCount
                 observe=tally.observe,
                 epoch=config.epoch,
                 started_at=time.monotonic(),
+                draining=lambda: guard.snapshot().draining,
             )
             guard = build_app(context, tally, limits, config.api_keys)
             server = _Server(_uvicorn_config(guard, limits))
