@@ -91,7 +91,7 @@ actions = st.one_of(
 @given(
     limits=limits,
     budget=budgets,
-    depth=st.integers(0, 1),
+    depth=st.integers(0, 2),
     prefix_caching=st.booleans(),
     broken=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), max_size=2),
     script=st.lists(actions, min_size=1, max_size=25),

@@ -5,6 +5,7 @@ from tests.core.scripts import ONE_ROW, UNBOUNDED, text
 from tests.core.simulation import Ask, Simulation
 
 from tenure.core.budget import StepBudget
+from tenure.core.lifecycle import State
 from tenure.core.report import Limits
 from tenure.outcomes import Outcome
 
@@ -75,6 +76,17 @@ def test_evictions_of_an_item_are_bounded_by_what_older_ones_need(budget: StepBu
     blocks = -(-31 // TIGHT.block_size)
     for number, record in simulation.records.items():
         assert record.request.items[0].preemptions <= blocks * (number - 1)
+
+
+def test_nobody_starts_into_blocks_that_running_items_need_next() -> None:
+    """Each running item can grow by a block before anybody would have to be evicted."""
+    simulation = Simulation(Limits(max_model_len=16, num_blocks=6, block_size=4, num_slots=4), UNBOUNDED)
+    for variant in range(3):
+        simulation.submit(Ask((text(7, variant),), max_tokens=4, ignore_eos=True))
+    simulation.turn()
+    assert simulation.scheduler.snapshot().items == {State.RUNNING: 2, State.WAITING: 1}
+    simulation.run([])
+    assert simulation.scheduler.counts.preemptions == 0
 
 
 @at_both_depths

@@ -132,10 +132,8 @@ class Scheduler:
         purse = Purse(budget, _PROMPT_SHARE if prompts_due else 0.0)
         preemptions = self.counts.preemptions
         flights = self._allocate(self._choose(purse))
-        evicted = self.counts.preemptions > preemptions
-        # Blocks are scarce after an eviction: whoever waits would be evicted next.
-        starts = [] if evicted else self._start_waiting(purse, flights)
-        return flights, starts, evicted
+        starts = self._start_waiting(purse, flights)
+        return flights, starts, self.counts.preemptions > preemptions
 
     def _choose(self, purse: Purse) -> list[tuple[Item, int]]:
         """Running items and how many tokens each may advance: those that decode first, then prompts."""
