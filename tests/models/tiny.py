@@ -41,7 +41,7 @@ def save_tiny(kind: str, folder: Path) -> tuple[ResolvedSource, Any]:
 
 
 def _make(kind: str) -> Any:
-    import transformers as hf
+    import transformers as hf  # noqa: PLC0415 - seconds to import; only these tests need it
 
     match kind:
         case "llama" | "llama-sharded":

@@ -13,7 +13,7 @@ import torch
 
 from tenure.errors import CallerError
 from tenure.kernels import paged_attention
-from tenure.kernels.paged_attention import AttentionShape as AttentionShape
+from tenure.kernels.paged_attention import AttentionShape
 from tenure.layers.batch import IntArray, PackedBatch
 
 
