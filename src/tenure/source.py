@@ -3,6 +3,7 @@
 Used by API processes (tokenizer, chat template) and engines (weights) alike, so nothing heavy is imported here.
 """
 
+import glob
 import importlib.util
 import json
 from collections.abc import Mapping
@@ -133,12 +134,11 @@ def _from_hub(source: str, endpoint: str | None, cache_dir: Path | None) -> Reso
     from huggingface_hub import errors  # noqa: PLC0415
 
     try:
-        if filename:
-            file = huggingface_hub.hf_hub_download(repository, filename, endpoint=endpoint, cache_dir=cache_dir)
-            return ResolvedSource(SourceKind.GGUF, Path(file), Path(filename).stem)
+        # For one file too: the call for single files retries for 20 s before it admits to be offline.
+        patterns = [glob.escape(filename)] if filename else list(HUB_PATTERNS)
         folder = Path(
             huggingface_hub.snapshot_download(
-                repository, allow_patterns=list(HUB_PATTERNS), endpoint=endpoint, cache_dir=cache_dir
+                repository, allow_patterns=patterns, endpoint=endpoint, cache_dir=cache_dir
             )
         )
     except errors.GatedRepoError as error:
@@ -151,6 +151,10 @@ def _from_hub(source: str, endpoint: str | None, cache_dir: Path | None) -> Reso
         raise CallerError(f"{source!r} is not a hub id: {error}") from error
     except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, httpx.HTTPError, OSError) as error:
         raise ResourceError(f"{_offline(source)} ({type(error).__name__}: {error})") from error
+    if filename:
+        if not (folder / filename).is_file():
+            raise CallerError(f"the hub has no {source!r} (or it cannot be reached, and the file is not in the cache)")
+        return ResolvedSource(SourceKind.GGUF, folder / filename, Path(filename).stem)
     _require_complete(folder, repository)
     return ResolvedSource(SourceKind.FOLDER, folder, repository.split("/")[1])
 
