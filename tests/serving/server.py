@@ -1,0 +1,280 @@
+"""`tenure serve` as a process of its own, and what a test may ask of it from outside."""
+
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import IO, Any
+
+import httpx
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.serving.wire import Wire
+
+READY_WITHIN = 90.0
+_TRIES = 1200
+_PAUSE = 0.025
+
+
+@dataclass(frozen=True)
+class Work:
+    """Totals of one engine: steps, and tokens by what became of them."""
+
+    steps: int
+    computed: int
+    cached: int
+    recomputed: int
+    sampled: int
+    wasted: int
+
+    def __sub__(self, other: "Work") -> "Work":
+        return Work(*(getattr(self, field.name) - getattr(other, field.name) for field in fields(self)))
+
+
+class ServerProcess:
+    """A running server. `stop` (or `kill`) ends it; whatever the way, no process of it may be left."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "tenure", "serve", *arguments, "--port", "0"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+        )
+        self.models = [argument.partition("=")[0] for argument in arguments if not argument.startswith("-")]
+        self._log: list[str] = []
+        self._printed: queue.Queue[str | None] = queue.Queue()
+        self._relatives: dict[int, psutil.Process] = {}
+        self._readers = [
+            threading.Thread(target=self._read_errors, args=(self._process.stderr,), daemon=True),
+            threading.Thread(target=self._read_prints, args=(self._process.stdout,), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+        self.address = ""
+        self._http: httpx.Client | None = None
+
+    def wait_ready(self) -> None:
+        """Wait until the server says so; fails with its log when it ends first. After a restart it says so again."""
+        deadline = time.monotonic() + READY_WITHIN
+        while True:
+            try:
+                line = self._printed.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"not ready in {READY_WITHIN} s: {self.log_text()}") from None
+            assert line is not None, f"the server ended before it was ready: {self.log_text()}"
+            if found := re.search(r"ready at (http://\S+)", line):
+                break
+        if not self.address:
+            self.address = found[1]
+            self._http = httpx.Client(base_url=self.address, timeout=60, trust_env=False)
+        self._note_relatives()
+
+    # processes
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def engine_pid(self) -> int:
+        """Of the first engine."""
+        return self._child("tenure.engine.main")
+
+    @property
+    def api_pid(self) -> int:
+        return self._child("tenure.api.main")
+
+    def _child(self, module: str) -> int:
+        for child in psutil.Process(self.pid).children():
+            with_module = False
+            try:
+                with_module = module in child.cmdline()
+            except psutil.Error:
+                continue
+            if with_module and child.status() != psutil.STATUS_ZOMBIE:
+                return child.pid
+        raise AssertionError(f"no child runs {module}")
+
+    def _note_relatives(self) -> None:
+        try:
+            relatives = psutil.Process(self.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return
+        self._relatives.update((process.pid, process) for process in relatives)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._note_relatives()
+        self._process.send_signal(number)
+
+    def wait(self, timeout: float) -> int:
+        """The exit code, once the server and every process of it has ended."""
+        self._note_relatives()
+        code = self._process.wait(timeout)
+        alive = [process for process in self._relatives.values() if _lives(process)]
+        until(lambda: not any(map(_lives, alive)), f"processes survived: {alive}", tries=400)
+        for reader in self._readers:
+            reader.join(10)
+        return code
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self.send_signal(signal.SIGTERM)
+        return self.wait(60)
+
+    def close(self) -> None:
+        """End what is left of the server, by force if need be, and check what it leaves behind."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(60)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                raise AssertionError(f"the server did not end: {self.log_text()}") from None
+        try:
+            self.wait(1)
+        finally:
+            if self._http is not None:
+                self._http.close()
+            for stream in (self._process.stdout, self._process.stderr):
+                assert stream is not None
+                stream.close()
+        self.check_log()
+
+    # what it says
+
+    def _read_errors(self, stream: IO[str]) -> None:
+        for line in stream:
+            self._log.append(line.rstrip("\n"))
+
+    def _read_prints(self, stream: IO[str]) -> None:
+        for line in stream:
+            self._printed.put(line)
+        self._printed.put(None)
+
+    def log(self) -> list[str]:
+        """The lines on standard error so far."""
+        return list(self._log)
+
+    def log_text(self) -> str:
+        return "\n".join(self.log())
+
+    def check_log(self) -> None:
+        assert "Traceback" not in self.log_text(), self.log_text()
+
+    def log_lines(self, *parts: str) -> list[str]:
+        return [line for line in self.log() if all(part in line for part in parts)]
+
+    # HTTP
+
+    @property
+    def http(self) -> httpx.Client:
+        assert self._http is not None
+        return self._http
+
+    @contextmanager
+    def connect(self) -> Iterator[Wire]:
+        """A raw connection."""
+        url = httpx.URL(self.address)
+        with socket.create_connection((url.host, url.port or 80), timeout=60) as sock, Wire(sock) as wire:
+            yield wire
+
+    def complete(self, prompt: Any, max_tokens: int, model: str = "script", **more: Any) -> dict[str, Any]:
+        """A whole completion at temperature 0."""
+        body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **more}
+        reply = self.http.post("/v1/completions", json=body)
+        assert reply.status_code == 200, reply.text
+        answer: dict[str, Any] = reply.json()
+        return answer
+
+    def text(self, prompt: Any, max_tokens: int, model: str = "script", **more: Any) -> str:
+        return str(self.complete(prompt, max_tokens, model, **more)["choices"][0]["text"])
+
+    def ledger(self) -> dict[str, Any]:
+        ledger: dict[str, Any] = self.http.get("/ledger").json()
+        return ledger
+
+    def engine(self, model: str = "script") -> dict[str, Any]:
+        """The engine's entry in the ledger."""
+        found: dict[str, Any] = next(entry for entry in self.ledger()["engines"] if entry["model"] == model)
+        return found
+
+    def outcomes(self) -> dict[str, int]:
+        counts: dict[str, int] = self.ledger()["http"]["outcomes"]
+        return counts
+
+    def load(self) -> int:
+        return int(self.http.get("/load").json()["server_load"])
+
+    def work(self, model: str = "script") -> Work:
+        totals = {}
+        for family in text_string_to_metric_families(self.http.get("/metrics").text):
+            for sample in family.samples:
+                if sample.labels.get("model") == model and sample.name == "tenure_tokens_total":
+                    totals[sample.labels["kind"]] = int(sample.value)
+                if sample.labels.get("model") == model and sample.name == "tenure_engine_steps_total":
+                    totals["steps"] = int(sample.value)
+        return Work(**totals)
+
+    # rest
+
+    def wait_at_rest(self) -> dict[str, Any]:
+        """Wait until nothing is held or open; returns that ledger. What never comes back fails here."""
+        found: dict[str, Any] = {}
+
+        def at_rest() -> bool:
+            found.clear()
+            found.update(self.ledger())
+            return not unrest(found)
+
+        until(at_rest, lambda: f"not at rest: {unrest(found)}; holders {[e['holders'] for e in found['engines']]}")
+        assert self.load() == 0
+        return found
+
+
+def unrest(ledger: dict[str, Any]) -> list[str]:
+    """What of a ledger differs from that of a server at rest."""
+    http = ledger["http"]
+    wrong = [] if ledger["conserved"] else ["not conserved"]
+    if http["open"] or http["arrivals"] != sum(http["outcomes"].values()):
+        wrong.append(f"http {http}")
+    for engine in ledger["engines"]:
+        blocks, slots, permits = engine["blocks"], engine["slots"], engine["permits"]
+        if not engine["answering"]:
+            wrong.append(f"{engine['model']} does not answer")
+        if blocks["free"] + blocks["cached"] != blocks["total"]:
+            wrong.append(f"blocks {blocks}")
+        if slots["free"] != slots["total"]:
+            wrong.append(f"slots {slots}")
+        wrong += [f"{kind} permits {permit}" for kind, permit in permits.items() if permit["held"]]
+        if any(engine["items"].values()) or engine["holders"]:
+            wrong.append(f"items {engine['items']}")
+    return wrong
+
+
+def until(
+    condition: Callable[[], bool], problem: str | Callable[[], str] = "it never happened", tries: int = _TRIES
+) -> None:
+    """Ask again and again, a bounded number of times, until something is so that nobody tells us about."""
+    for _ in range(tries):
+        if condition():
+            return
+        time.sleep(_PAUSE)
+    raise AssertionError(problem if isinstance(problem, str) else problem())
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
