@@ -109,6 +109,8 @@ class ScriptedExecutor:
         assert len(set(occupant.blocks)) == len(occupant.blocks), "a block appears twice in a block table"
         assert len(occupant.blocks) * size >= occupant.planned, "the block table is too short"
         assert occupant.planned <= min(len(occupant.tokens) + occupant.pending, self._limits.capacity)
+        last = occupant.prompt_length + max(0, occupant.sampling.max_tokens - 1)
+        assert occupant.planned <= min(last, self._limits.capacity - 1), "a token is computed that nobody needs"
         for block in row.new_blocks:
             assert writers.get(block, occupant.key) == occupant.key, "a block was handed out while it is written"
         occupant.pending += row.samples

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from tests.core.simulation import Ask, Simulation
-
 from tenure.core.budget import StepBudget
 from tenure.core.report import Limits
 from tenure.sampling import RepetitionDetection
+from tests.core.simulation import Ask, Simulation
 
 UNBOUNDED = StepBudget(tokens=64)
 CHUNKED = StepBudget(tokens=12)

@@ -9,16 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tests.core.executor import EMPTY, ScriptedExecutor, draw, follow, logprobs_at, prompt_logprobs
-
 from tenure.core.budget import StepBudget
 from tenure.core.lifecycle import State
-from tenure.core.plan import StepPlan, StepResult
+from tenure.core.plan import Row, StepPlan, StepResult
 from tenure.core.report import Effects, Limits, Output
 from tenure.core.request import Item, Request
 from tenure.core.scheduler import Scheduler
 from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import RepetitionDetection, SamplingParams
+from tests.core.executor import EMPTY, ScriptedExecutor, draw, follow, logprobs_at, prompt_logprobs
 
 END_TOKEN = 0
 
@@ -181,8 +180,12 @@ class Simulation:
 
     def plan(self) -> bool:
         oldest = min(self._running(), key=lambda item: item.age, default=None)
+        leaving = any(not self._present(row) for plan in self.executor.in_flight for row in plan.rows)
+        preemptions = self.scheduler.counts.preemptions
         plan = self.scheduler.plan(self.budget)
         assert oldest is None or oldest.state is State.RUNNING, "the oldest running item was evicted"
+        if leaving:
+            assert self.scheduler.counts.preemptions == preemptions, "evicted while blocks were about to come back"
         if plan is not None:
             self._check_budget(plan)
             self.executor.launch(plan)
@@ -326,6 +329,11 @@ class Simulation:
     def _running(self) -> list[Item]:
         return [item for request in self.scheduler.requests() for item in request.items if item.state is State.RUNNING]
 
+    def _present(self, row: Row) -> bool:
+        """The item of a row in flight has neither left nor been evicted since."""
+        lease = self._owners[row.slot, row.generation].lease
+        return lease is not None and (lease.slot, lease.generation) == (row.slot, row.generation)
+
     def _note_launch(self, plan: StepPlan) -> None:
         starts = {(start.slot, start.generation) for start in plan.starts}
         leases = {(item.lease.slot, item.lease.generation): item for item in self._running() if item.lease}
@@ -338,9 +346,9 @@ class Simulation:
         """Count the tokens of rows whose item is still there; returns the requests that fail in this step."""
         failing: list[Record] = []
         for row, answer in zip(plan.rows, result.rows, strict=True):
-            item, key = self._owners[row.slot, row.generation], (row.slot, row.generation)
+            item = self._owners[row.slot, row.generation]
             record = self.records[item.request.number]
-            if item.lease is None or (item.lease.slot, item.lease.generation) != key or record in failing:
+            if not self._present(row) or record in failing:
                 continue
             end = row.start + row.count
             self.tally["computed"] += row.count

@@ -4,17 +4,18 @@ from collections.abc import Callable
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.core.simulation import Ask, Simulation
 
 from tenure.core.budget import StepBudget
 from tenure.core.report import Limits
 from tenure.outcomes import Outcome
 from tenure.sampling import RepetitionDetection
+from tests.core.simulation import Ask, Simulation
 
 # The same examples each time, so that a failure is the change's own; the soak profile looks for new ones.
 generated = settings(
     deadline=None,
     database=None,
+    max_examples=max(200, settings().max_examples),
     derandomize=settings.get_current_profile_name() != "soak",
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -1,10 +1,10 @@
 from pathlib import Path
 
 import pytest
-from tests.core.scripts import text
-from tests.core.simulation import Ask
 
 from tenure.core.lifecycle import FINAL, TRANSITIONS, Event, IllegalTransition, State, diagram, step
+from tests.core.scripts import text
+from tests.core.simulation import Ask
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "lifecycle.md"
 EVERY_PAIR = [(state, event) for state in State for event in Event]

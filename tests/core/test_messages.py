@@ -2,13 +2,13 @@
 
 import msgspec
 import pytest
-from tests.core.scripts import UNBOUNDED, text
-from tests.core.simulation import Ask, Simulation
 
 from tenure.core.ledger import LedgerError
 from tenure.core.plan import RowResult, StepResult
 from tenure.core.report import Limits, SchedulerSnapshot
 from tenure.outcomes import Outcome
+from tests.core.scripts import UNBOUNDED, text
+from tests.core.simulation import Ask, Simulation
 
 LIMITS = Limits(max_model_len=64, num_blocks=16, block_size=4, num_slots=4)
 ASK = Ask((text(6), text(5, 1)), max_tokens=5, ignore_eos=True)

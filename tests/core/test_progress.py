@@ -1,13 +1,13 @@
 """Everybody gets to the end, and nobody pays for more than the work of those who are older."""
 
 import pytest
-from tests.core.scripts import ONE_ROW, UNBOUNDED, text
-from tests.core.simulation import Ask, Simulation
 
 from tenure.core.budget import StepBudget
 from tenure.core.lifecycle import State
 from tenure.core.report import Limits
 from tenure.outcomes import Outcome
+from tests.core.scripts import ONE_ROW, UNBOUNDED, text
+from tests.core.simulation import Ask, Simulation
 
 at_both_depths = pytest.mark.parametrize("depth", [0, 1])
 ROOMY = Limits(max_model_len=64, num_blocks=64, block_size=4, num_slots=4)
@@ -45,6 +45,32 @@ def test_a_prompt_advances_in_every_step_that_it_shares_with_decoding(depth: int
     simulation.submit(Ask((text(32, 9),), max_tokens=1))
     simulation.run([])
     assert simulation.records[4].ended_at_step <= begun + 32 // ROOMY.block_size + 1 + depth
+
+
+@at_both_depths
+def test_a_prompt_advances_when_decoding_alone_would_use_up_the_budget(depth: int) -> None:
+    limits = Limits(max_model_len=64, num_blocks=200, block_size=4, num_slots=9)
+    simulation = Simulation(limits, StepBudget(tokens=8), depth=depth)
+    for variant in range(8):
+        simulation.submit(Ask((text(1, variant),), max_tokens=60, ignore_eos=True))
+    for _ in range(5):
+        simulation.turn()
+    begun = simulation.scheduler.counts.steps
+    simulation.submit(Ask((text(20, 9),), max_tokens=1))
+    simulation.run([])
+    assert simulation.records[9].ended_at_step <= begun + 10 + 1 + depth
+
+
+@at_both_depths
+def test_items_that_decode_take_turns_when_the_budget_pays_for_one(depth: int) -> None:
+    simulation = Simulation(ROOMY, ONE_ROW, depth=depth)
+    for variant in range(3):
+        simulation.submit(Ask((text(4, variant),), max_tokens=30, ignore_eos=True))
+    for _ in range(40):
+        simulation.turn()
+    produced = [len(record.tokens[0]) for record in simulation.records.values()]
+    assert max(produced) - min(produced) <= 2
+    simulation.run([])
 
 
 @at_both_depths
@@ -138,6 +164,15 @@ def test_cache_hits_are_reported() -> None:
         simulation.run([])
     assert simulation.records[1].cached == {0: 0, 1: 0, 2: 0}
     assert simulation.records[2].cached == {0: 16, 1: 4, 2: 12}
+
+
+def test_the_logprobs_of_a_cached_prompt_are_computed_all_the_same() -> None:
+    simulation = Simulation(ROOMY, UNBOUNDED)
+    simulation.submit(Ask((text(18),), max_tokens=3))
+    simulation.run([])
+    simulation.submit(Ask((text(18),), max_tokens=3, prompt_logprobs=0))
+    simulation.run([])
+    assert simulation.records[2].cached == {0: 0}
 
 
 @pytest.mark.parametrize("salt", ["", "theirs"])

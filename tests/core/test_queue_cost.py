@@ -6,13 +6,13 @@ from collections.abc import Callable
 from types import FrameType
 
 import pytest
-from tests.core.executor import ScriptedExecutor
-from tests.core.scripts import UNBOUNDED, text
-from tests.core.simulation import Ask
 
 from tenure.core.report import Limits
 from tenure.core.scheduler import Scheduler
 from tenure.outcomes import Outcome
+from tests.core.executor import ScriptedExecutor
+from tests.core.scripts import UNBOUNDED, text
+from tests.core.simulation import Ask
 
 LIMITS = Limits(max_model_len=64, num_blocks=64, block_size=4, num_slots=4)
 ASK = Ask((text(6),), max_tokens=30, ignore_eos=True)

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 import pytest
-from tests.core.scripts import SCRIPTS, Script
-from tests.core.simulation import Simulation
 
 from tenure.core.lifecycle import State
 from tenure.outcomes import Outcome
+from tests.core.scripts import SCRIPTS, Script
+from tests.core.simulation import Simulation
 
 CAUSES = (
     Outcome.CLIENT_CANCELLED,

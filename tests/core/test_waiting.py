@@ -1,10 +1,10 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.simulation import Ask
 
 from tenure.core.request import Item
 from tenure.core.waiting import WaitingQueue
+from tests.core.simulation import Ask
 
 
 def make(arrival: int, priority: int = 0) -> Item:
