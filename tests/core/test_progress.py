@@ -115,6 +115,17 @@ def test_nobody_starts_into_blocks_that_running_items_need_next() -> None:
     assert simulation.scheduler.counts.preemptions == 0
 
 
+def test_nobody_is_evicted_when_blocks_come_back_as_the_step_in_flight_lands() -> None:
+    simulation = Simulation(Limits(max_model_len=30, num_blocks=8, block_size=2, num_slots=5), UNBOUNDED, depth=1)
+    for length in (1, 4, 1):
+        simulation.submit(Ask((text(length),), max_tokens=8, ignore_eos=True))
+    for _ in range(4):
+        simulation.turn()
+    simulation.cancel(3, Outcome.CLIENT_CANCELLED)
+    simulation.run([])
+    assert simulation.scheduler.counts.preemptions == 0
+
+
 @at_both_depths
 def test_requests_end_in_order_of_age_when_only_one_fits(depth: int) -> None:
     limits = Limits(max_model_len=16, num_blocks=4, block_size=4, num_slots=4)
