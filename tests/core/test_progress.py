@@ -121,9 +121,12 @@ def test_nobody_is_evicted_when_blocks_come_back_as_the_step_in_flight_lands() -
         simulation.submit(Ask((text(length),), max_tokens=8, ignore_eos=True))
     for _ in range(4):
         simulation.turn()
+    before = simulation.scheduler.counts.preemptions
+    assert simulation.scheduler.snapshot().ledger.free == 0
     simulation.cancel(3, Outcome.CLIENT_CANCELLED)
+    simulation.turn()
+    assert simulation.scheduler.counts.preemptions == before
     simulation.run([])
-    assert simulation.scheduler.counts.preemptions == 0
 
 
 @at_both_depths
