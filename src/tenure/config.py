@@ -4,6 +4,7 @@ This module is the only one that reads the environment.
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -98,6 +99,11 @@ def read_config(kind: type[Config], descriptor: int) -> Config:
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def environment_with(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment, for a child, with `extra` where it does not say otherwise."""
+    return {**extra, **os.environ}
 
 
 def environment_api_keys() -> tuple[str, ...]:

@@ -12,14 +12,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 import msgspec
 from anyio.abc import Process
 
+from tenure.config import environment_with
 from tenure.process.reports import AnyReport, read_reports
 
 _END_TIMEOUT = 5.0
@@ -34,6 +35,8 @@ class ChildSpec:
     config: msgspec.Struct
     descriptors: tuple[int, ...]
     on_report: Callable[[AnyReport], None]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Set on top of the supervisor's own environment."""
 
 
 @asynccontextmanager
@@ -42,7 +45,14 @@ async def running(spec: ChildSpec) -> AsyncIterator[Process]:
     reading, writing = os.pipe()
     try:
         arguments = [str(number) for number in (*spec.descriptors, writing, os.getpid())]
-        process = await _start([sys.executable, "-m", spec.module, *arguments], (*spec.descriptors, writing))
+        process = await anyio.open_process(
+            [sys.executable, "-m", spec.module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=None,
+            stderr=None,
+            pass_fds=(*spec.descriptors, writing),
+            env=environment_with(spec.environment),
+        )
     except BaseException:
         os.close(reading)
         raise
@@ -66,10 +76,6 @@ def signal_child(process: Process, number: signal.Signals) -> None:
     """Send a signal, unless the child has ended already."""
     if process.returncode is None:
         process.send_signal(number)
-
-
-async def _start(command: Sequence[str], descriptors: tuple[int, ...]) -> Process:
-    return await anyio.open_process(command, stdin=subprocess.PIPE, stdout=None, stderr=None, pass_fds=descriptors)
 
 
 async def _read_reports(descriptor: int, on_report: Callable[[AnyReport], None]) -> None:
