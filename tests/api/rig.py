@@ -24,7 +24,7 @@ from tenure.api.guard import Guard
 from tenure.api.http_protocol import http_protocol
 from tenure.api.limits import HttpLimits
 from tenure.api.routes import Route, RouteTable
-from tenure.server.counters import CounterSchema, CountersSnapshot, SharedCounters
+from tenure.process.counters import CounterSchema, CountersSnapshot, SharedCounters
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,

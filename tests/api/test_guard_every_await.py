@@ -16,7 +16,7 @@ from tenure.api.guard import Guard
 from tenure.api.http_protocol import CONNECTION_KEY, Connection
 from tenure.api.limits import HttpLimits
 from tenure.api.routes import RouteTable
-from tenure.server.counters import CounterSchema, SharedCounters
+from tenure.process.counters import CounterSchema, SharedCounters
 
 ENDLESS = 500
 
