@@ -331,12 +331,12 @@ class Simulation:
 
     def _present(self, row: Row) -> bool:
         """The item of a row in flight has neither left nor been evicted since."""
-        lease = self._owners[row.slot, row.generation].lease
-        return lease is not None and (lease.slot, lease.generation) == (row.slot, row.generation)
+        run = self._owners[row.slot, row.generation].run
+        return run is not None and (run.lease.slot, run.lease.generation) == (row.slot, row.generation)
 
     def _note_launch(self, plan: StepPlan) -> None:
         starts = {(start.slot, start.generation) for start in plan.starts}
-        leases = {(item.lease.slot, item.lease.generation): item for item in self._running() if item.lease}
+        leases = {(item.run.lease.slot, item.run.lease.generation): item for item in self._running() if item.run}
         self._owners.update({key: leases[key] for key in starts})
         self.tally["cached"] += sum(row.start for row in plan.rows if (row.slot, row.generation) in starts)
         self.rows += [(plan.number, index) for index in range(len(plan.rows))]

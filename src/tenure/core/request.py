@@ -15,25 +15,20 @@ class Item:
     __slots__ = (
         "cached",
         "choice",
-        "computed",
         "followers",
         "hashes",
         "index",
-        "lease",
         "max_tokens",
         "number",
-        "pending",
-        "planned",
         "preemptions",
         "prompt_length",
         "prompt_logprobs",
-        "published",
         "reached",
         "reported",
         "request",
+        "run",
         "state",
         "tokens",
-        "told_blocks",
     )
 
     def __init__(self, number: int, request: "Request", index: int, choice: int, prompt: Sequence[int]) -> None:
@@ -45,22 +40,17 @@ class Item:
         self.prompt_length = len(prompt)
         self.max_tokens = request.sampling.max_tokens  # the scheduler lowers it to what fits
         self.state = State.ADMITTED
-        self.lease: Lease | None = None
+        self.run: Run | None = None
         self.followers: list[Item] = []  # other choices of the same prompt, which wait for it to be computed
-        self.computed = 0  # tokens whose keys and values a landed step has written
-        self.planned = 0  # the same, with the steps in flight
-        self.pending = 0  # samples in flight
         self.reached = 0  # most tokens ever computed: below it, work is done again after a preemption
-        self.told_blocks = 0  # how much of the block table the executor knows
-        self.hashes: list[BlockHash] = []
-        self.published = 0
-        self.cached = 0
+        self.hashes: list[BlockHash] = []  # names of the full blocks of its text, as far as they were needed
+        self.cached = 0  # prompt tokens that the prefix cache had when it first ran
         self.preemptions = 0
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         self.reported = False
 
     def __repr__(self) -> str:
-        return f"<Item {self.number}: {self.state}, {self.computed}/{len(self.tokens)} tokens computed>"
+        return f"<Item {self.number}: {self.state}, {len(self.tokens)} tokens, {self.run or 'not running'}>"
 
     @property
     def holder(self) -> Holder:
@@ -79,29 +69,8 @@ class Item:
     def ended(self) -> bool:
         return self.state in FINAL
 
-    @property
-    def length(self) -> int:
-        """Tokens known, with the samples in flight."""
-        return len(self.tokens) + self.pending
-
-    @property
-    def remaining(self) -> int:
-        """Tokens still to be planned. The last token that may be sampled is never computed."""
-        last = self.prompt_length + max(0, self.max_tokens - 1)
-        return min(self.length, last) - self.planned
-
-    @property
-    def prefilling(self) -> bool:
-        """More than the one token of a decode step is left."""
-        return self.planned < self.prompt_length or self.remaining > 1
-
     def apply(self, event: Event) -> None:
         self.state = step(self.state, event)
-
-    def forget_progress(self) -> None:
-        """After a preemption everything is computed anew, apart from what the prefix cache still knows."""
-        self.computed = self.planned = self.pending = self.published = self.told_blocks = 0
-        self.preemptions += 1
 
     def note_prompt_logprobs(self, start: int, new: list[TokenLogprobs | None] | None) -> None:
         """Keep those of `new`, predicted from position `start` on, that are not known from before a preemption.
@@ -110,6 +79,45 @@ class Item:
         """
         if new is not None:
             self.prompt_logprobs += new[len(self.prompt_logprobs) - (start + 1 if start else 0) :]
+
+
+class Run:
+    """One stay of an item in a slot, from its start to its end or eviction: the lease, and how far it has come."""
+
+    __slots__ = ("computed", "item", "lease", "pending", "planned", "published", "told_blocks")
+
+    def __init__(self, item: Item, lease: Lease, cached: int) -> None:
+        self.item = item
+        self.lease = lease
+        self.computed = cached  # tokens whose keys and values stand in the blocks
+        self.planned = cached  # the same, with the steps in flight
+        self.pending = 0  # samples in flight
+        self.published = len(lease.blocks)  # full blocks that the prefix cache has been told of
+        self.told_blocks = 0  # how much of the block table the executor knows
+
+    def __repr__(self) -> str:
+        return f"<Run of item {self.item.number}: {self.computed} tokens computed, {self.planned} planned>"
+
+    @property
+    def length(self) -> int:
+        """Tokens known, with the samples in flight."""
+        return len(self.item.tokens) + self.pending
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to be planned. The last token that may be sampled is never computed."""
+        last = self.item.prompt_length + max(0, self.item.max_tokens - 1)
+        return min(self.length, last) - self.planned
+
+    @property
+    def prefilling(self) -> bool:
+        """More than the one token of a decode step is left."""
+        return self.planned < self.item.prompt_length or self.remaining > 1
+
+    @property
+    def current(self) -> bool:
+        """The item has not left or been evicted since."""
+        return self.item.run is self
 
 
 class Request:

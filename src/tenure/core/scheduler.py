@@ -11,8 +11,9 @@ Nothing here blocks, sleeps or looks at a clock. Mutable state, changed by these
   ends while a step runs frees its blocks when that step lands. A caller may keep one plan in flight while it plans
   the next.
 
-Invariants: an item holds a lease exactly while running or stalled; the oldest running item is never evicted, so there
-is always progress; a plan acquires all matched blocks before it allocates any, so it cannot evict what it matched.
+Invariants: an item has a run, with a lease, exactly while running or stalled; the oldest running item is never evicted,
+so there is always progress; a plan acquires all matched blocks before it allocates any, so it cannot evict what it
+matched.
 """
 
 from collections import Counter, OrderedDict
@@ -23,12 +24,12 @@ import msgspec
 
 from tenure.core.budget import Purse, StepBudget
 from tenure.core.finish import finish_of
-from tenure.core.ledger import Holder, HolderKind, Lease, Ledger, LedgerError
+from tenure.core.ledger import Holder, HolderKind, Ledger, LedgerError
 from tenure.core.lifecycle import Event, State
 from tenure.core.plan import Row, RowResult, Start, StepPlan, StepResult
 from tenure.core.prefix_cache import BlockHash, chain_hashes
 from tenure.core.report import Counts, Effects, Limits, Output, SchedulerSnapshot
-from tenure.core.request import Item, Request
+from tenure.core.request import Item, Request, Run
 from tenure.core.waiting import WaitingQueue
 from tenure.outcomes import FinishReason, Outcome
 
@@ -37,10 +38,9 @@ _PROMPT_SHARE = 0.25
 
 
 class Flight(NamedTuple):
-    """A row of a plan in flight, and the lease that it runs on."""
+    """A row of a plan in flight, and whose it is."""
 
-    item: Item
-    lease: Lease
+    run: Run
     row: Row
 
 
@@ -56,7 +56,7 @@ class Scheduler:
         self._prefix_caching = prefix_caching
         self._requests: dict[int, Request] = {}
         self._waiting = WaitingQueue()
-        self._running: OrderedDict[Item, None] = OrderedDict()
+        self._running: OrderedDict[Item, Run] = OrderedDict()
         self._steps: OrderedDict[int, list[Flight]] = OrderedDict()
         self._states: Counter[State] = Counter()
         self._arrivals = 0
@@ -121,55 +121,54 @@ class Scheduler:
         self.counts.steps += 1
         step = Holder(HolderKind.STEP, self.counts.steps)
         for flight in flights:
-            self.ledger.hold(flight.lease, step)
-            self._running.move_to_end(flight.item)
+            self.ledger.hold(flight.run.lease, step)
+            self._running.move_to_end(flight.run.item)
         self._steps[self.counts.steps] = flights
         return StepPlan(self.counts.steps, starts, [flight.row for flight in flights])
 
     def _fill(self, budget: StepBudget) -> tuple[list[Flight], list[Start], bool]:
         """Rows for one budget, what the executor must know of new items, and whether an item was evicted."""
-        prompts_due = len(self._waiting) > 0 or any(item.prefilling for item in self._running)
+        prompts_due = len(self._waiting) > 0 or any(run.prefilling for run in self._running.values())
         purse = Purse(budget, _PROMPT_SHARE if prompts_due else 0.0)
         preemptions = self.counts.preemptions
         flights = self._allocate(self._choose(purse))
         starts = self._start_waiting(purse, flights)
         return flights, starts, self.counts.preemptions > preemptions
 
-    def _choose(self, purse: Purse) -> list[tuple[Item, int]]:
-        """Running items and how many tokens each may advance: those that decode first, then prompts."""
-        chosen: list[tuple[Item, int]] = []
-        prompts: list[Item] = []
-        for item in self._running:
-            if item.prefilling:
-                prompts.append(item)
-            elif item.remaining and purse.take(item.planned, 1, at_least=not chosen):
-                chosen.append((item, 1))
+    def _choose(self, purse: Purse) -> list[tuple[Run, int]]:
+        """What runs, and how many tokens each may advance: items that decode first, then prompts."""
+        chosen: list[tuple[Run, int]] = []
+        prompts: list[Run] = []
+        for run in self._running.values():
+            if run.prefilling:
+                prompts.append(run)
+            elif run.remaining and purse.take(run.planned, 1, at_least=not chosen):
+                chosen.append((run, 1))
         purse.open_reserve()
-        for number, item in enumerate(prompts):
+        for number, run in enumerate(prompts):
             least = 0 if number else self.limits.block_size
-            if item.remaining and (count := purse.take(item.planned, item.remaining, least)):
-                chosen.append((item, count))
+            if run.remaining and (count := purse.take(run.planned, run.remaining, least)):
+                chosen.append((run, count))
         return chosen
 
-    def _allocate(self, chosen: list[tuple[Item, int]]) -> list[Flight]:
+    def _allocate(self, chosen: list[tuple[Run, int]]) -> list[Flight]:
         """Find blocks for the chosen rows, oldest item first; younger items are evicted to make room."""
         flights = []
-        for item, count in sorted(chosen, key=lambda row: row[0].age):
-            if item.state is State.RUNNING and self._make_room(item, item.planned + count):
-                flights.append(self._book(item, count))
+        for run, count in sorted(chosen, key=lambda row: row[0].item.age):
+            if run.current and self._make_room(run, run.planned + count):
+                flights.append(self._book(run, count))
         return flights
 
-    def _make_room(self, item: Item, length: int) -> bool:
-        """Have the blocks for `length` tokens of `item` available. False: not before a step or transfer has ended."""
-        assert item.lease is not None
-        while self._blocks_for(length) - len(item.lease.blocks) > self.ledger.available_blocks:
-            if any(flight.item.lease is not flight.lease for flights in self._steps.values() for flight in flights):
+    def _make_room(self, run: Run, length: int) -> bool:
+        """Have the blocks for `length` tokens available. False: not before a step or transfer has ended."""
+        while self._blocks_for(length) - len(run.lease.blocks) > self.ledger.available_blocks:
+            if any(not flight.run.current for flights in self._steps.values() for flight in flights):
                 return False  # an item that left is about to free its blocks: evicting more would be in vain
             youngest = max(self._running, key=lambda candidate: candidate.age)
             if len(self._running) == 1:
                 return False
             self._preempt(youngest)
-            if youngest is item:
+            if youngest is run.item:
                 return False
         return True
 
@@ -192,16 +191,20 @@ class Scheduler:
             if not count:
                 break
             least = 0
-            self._start(item, matched)
-            starts.append(self._start_of(item))
-            flights.append(self._book(item, count, reserve=fresh))
+            run = self._start(item, matched)
+            starts.append(_start_of(run))
+            flights.append(self._book(run, count, reserve=fresh))
         return starts
 
     def _matched(self, item: Item) -> list[int]:
         """Cached blocks that begin the item's text, always leaving at least one token to compute."""
-        if not self._prefix_caching or item.sampling.prompt_logprobs is not None:
+        if not self._caches(item):
             return []
         return self.ledger.cache.match(self._names(item, (len(item.tokens) - 1) // self.limits.block_size))
+
+    def _caches(self, item: Item) -> bool:
+        """Logprobs of a prompt come from computing it, so such an item neither uses nor feeds the cache."""
+        return self._prefix_caching and item.sampling.prompt_logprobs is None
 
     def _names(self, item: Item, count: int) -> list[BlockHash]:
         """The names of the first `count` full blocks of the item's text."""
@@ -210,37 +213,30 @@ class Scheduler:
             item.hashes = chain_hashes(self._cache_seed, salt, item.tokens, size, item.hashes)
         return item.hashes[:count]
 
-    def _start(self, item: Item, matched: list[int]) -> None:
-        item.lease = self.ledger.open(item.holder)
-        item.request.leases.add(item.lease.number)
-        self.ledger.share(item.lease, matched)
+    def _start(self, item: Item, matched: list[int]) -> Run:
+        lease = self.ledger.open(item.holder)
+        item.request.leases.add(lease.number)
+        self.ledger.share(lease, matched)
         self._waiting.remove(item)
-        self._running[item] = None
         self._apply(item, Event.START)
-        item.computed = item.planned = len(matched) * self.limits.block_size
-        item.published = len(matched)
-        self.counts.cached += item.planned
+        run = item.run = self._running[item] = Run(item, lease, len(matched) * self.limits.block_size)
+        self.counts.cached += run.computed
         if not item.preemptions:
-            item.cached = min(item.planned, item.prompt_length)
+            item.cached = min(run.computed, item.prompt_length)
+        return run
 
-    def _start_of(self, item: Item) -> Start:
-        assert item.lease is not None
-        lease = item.lease
-        return Start(lease.slot, lease.generation, list(item.tokens), item.prompt_length, item.choice, item.sampling)
-
-    def _book(self, item: Item, count: int, reserve: int = 0) -> Flight:
-        """Give `item` the blocks it lacks (`reserve` at least) and note `count` more tokens as planned."""
-        assert item.lease is not None
-        lease = item.lease
-        lacking = self._blocks_for(item.planned + count) - len(lease.blocks)
+    def _book(self, run: Run, count: int, reserve: int = 0) -> Flight:
+        """Lease the blocks that are lacking (`reserve` at least) and note `count` more tokens as planned."""
+        lease = run.lease
+        lacking = self._blocks_for(run.planned + count) - len(lease.blocks)
         if max(lacking, reserve) > 0:
             self.ledger.grow(lease, max(lacking, reserve))
-        samples = item.planned + count == item.length and item.max_tokens > 0
-        row = Row(lease.slot, lease.generation, item.planned, count, lease.blocks[item.told_blocks :], samples)
-        item.told_blocks = len(lease.blocks)
-        item.planned += count
-        item.pending += samples
-        return Flight(item, lease, row)
+        samples = run.planned + count == run.length and run.item.max_tokens > 0
+        row = Row(lease.slot, lease.generation, run.planned, count, lease.blocks[run.told_blocks :], samples)
+        run.told_blocks = len(lease.blocks)
+        run.planned += count
+        run.pending += samples
+        return Flight(run, row)
 
     # land
 
@@ -256,37 +252,38 @@ class Scheduler:
         if result.number != next(iter(self._steps)):
             raise LedgerError(f"step {result.number} lands before an older one")
         answered = [(row.slot, row.generation) for row in result.rows]
-        if answered != [(flight.lease.slot, flight.lease.generation) for flight in flights]:
+        if answered != [(flight.row.slot, flight.row.generation) for flight in flights]:
             raise LedgerError(f"the results of step {result.number} do not match its rows")
         del self._steps[result.number]
         step = Holder(HolderKind.STEP, result.number)
         outputs: list[Output] = []
         for flight, row in zip(flights, result.rows, strict=True):
-            self._release(flight.item.request, flight.lease, step)
-            if flight.item.lease is flight.lease:  # else it left, or was evicted, while the step ran
+            self._release(flight.run, step)
+            if flight.run.current:  # else the item left, or was evicted, while the step ran
                 outputs += self._land_row(flight, row)
-        touched = dict.fromkeys(flight.item.request for flight in flights)
+        touched = dict.fromkeys(flight.run.item.request for flight in flights)
         return Effects(outputs, self._close(touched))
 
     def _land_row(self, flight: Flight, result: RowResult) -> list[Output]:
-        item, row = flight.item, flight.row
-        item.computed = row.start + row.count
+        run, row = flight
+        item = run.item
+        run.computed = row.start + row.count
         item.request.computed += row.count
         self.counts.computed += row.count
-        self.counts.recomputed += max(0, min(item.computed, item.reached) - row.start)
-        item.reached = max(item.reached, item.computed)
+        self.counts.recomputed += max(0, min(run.computed, item.reached) - row.start)
+        item.reached = max(item.reached, run.computed)
         if result.error is not None:
             self._fail(item.request, Outcome.ENGINE_ERROR, result.error)
             return []
-        self._publish(item)
+        self._publish(run)
         item.note_prompt_logprobs(row.start, result.prompt_logprobs)
-        if item.computed >= item.prompt_length:
+        if run.computed >= item.prompt_length:
             self._enqueue_followers(item)
-        if not row.samples and (item.max_tokens or item.computed < item.prompt_length):
+        if not row.samples and (item.max_tokens or run.computed < item.prompt_length):
             return []
         if row.samples:
             assert result.token is not None
-            item.pending -= 1
+            run.pending -= 1
             item.tokens.append(result.token)
             self.counts.sampled += 1
         return [self._output(item, result)]
@@ -310,17 +307,14 @@ class Scheduler:
             self._leave(item, Event.FINISH)
         return output
 
-    def _publish(self, item: Item) -> None:
+    def _publish(self, run: Run) -> None:
         """Let others find the blocks that are complete now."""
-        if not self._prefix_caching or item.sampling.prompt_logprobs is not None:
+        complete = run.computed // self.limits.block_size
+        if complete == run.published or not self._caches(run.item):
             return
-        assert item.lease is not None
-        complete = item.computed // self.limits.block_size
-        if complete == item.published:
-            return
-        for index, name in enumerate(self._names(item, complete)[item.published :], item.published):
-            self.ledger.publish(item.lease, index, name)
-        item.published = complete
+        for index, name in enumerate(self._names(run.item, complete)[run.published :], run.published):
+            self.ledger.publish(run.lease, index, name)
+        run.published = complete
 
     # leaving
 
@@ -341,10 +335,9 @@ class Scheduler:
 
     def _preempt(self, item: Item) -> None:
         self._apply(item, Event.PREEMPT)
-        self._running.pop(item)
         self._let_go(item)
-        item.forget_progress()
         self._waiting.push(item)
+        item.preemptions += 1
         self.counts.preemptions += 1
 
     def _leave(self, item: Item, event: Event) -> None:
@@ -352,17 +345,18 @@ class Scheduler:
         self._apply(item, event)
         if item in self._waiting:
             self._waiting.remove(item)
-        self._running.pop(item, None)
         self._let_go(item)
 
     def _let_go(self, item: Item) -> None:
-        if item.lease is not None:
-            lease, item.lease = item.lease, None
-            self._release(item.request, lease, item.holder)
+        """End the item's stay in its slot, if it has one; steps in flight may hold its lease for a while."""
+        if item.run is not None:
+            run, item.run = item.run, None
+            self._running.pop(item, None)
+            self._release(run, item.holder)
 
-    def _release(self, request: Request, lease: Lease, holder: Holder) -> None:
-        if self.ledger.release(lease, holder):
-            request.leases.remove(lease.number)
+    def _release(self, run: Run, holder: Holder) -> None:
+        if self.ledger.release(run.lease, holder):
+            run.item.request.leases.remove(run.lease.number)
 
     def _fail(self, request: Request, outcome: Outcome, message: str) -> None:
         request.outcome, request.message = outcome, message
@@ -413,11 +407,11 @@ class Scheduler:
         if states != +self._states:
             raise LedgerError(f"item counts {self._states} differ from the items {states}")
         for item in items:
-            if (item.lease is not None) != (item.state in (State.RUNNING, State.STALLED)):
-                raise LedgerError(f"{item} and its lease disagree")
+            if (item.run is not None) != (item.state in (State.RUNNING, State.STALLED)):
+                raise LedgerError(f"{item} and its run disagree")
             if (item in self._waiting) != (item.state in (State.WAITING, State.PREEMPTED)):
                 raise LedgerError(f"{item} and the queue disagree")
-            if (item in self._running) != (item.state is State.RUNNING):
+            if self._running.get(item) is not (item.run if item.state is State.RUNNING else None):
                 raise LedgerError(f"{item} and the running list disagree")
         self._audit_leases()
 
@@ -427,5 +421,11 @@ class Scheduler:
         if {lease.number for lease in leases} != owned:
             raise LedgerError("an open lease belongs to no request")
         held = {(h.number, lease.number) for lease in leases for h in lease.holders if h.kind is HolderKind.STEP}
-        if held != {(number, flight.lease.number) for number, flights in self._steps.items() for flight in flights}:
+        if held != {(number, flight.run.lease.number) for number, flights in self._steps.items() for flight in flights}:
             raise LedgerError("the steps in flight and what they hold disagree")
+
+
+def _start_of(run: Run) -> Start:
+    """What the executor must know before the first row of a run."""
+    item, lease = run.item, run.lease
+    return Start(lease.slot, lease.generation, list(item.tokens), item.prompt_length, item.choice, item.sampling)

@@ -196,6 +196,6 @@ class EngineLoop:
                 if rows == _MAX_HOLDERS:
                     return
                 rows += 1
-                blocks = len(item.lease.blocks) if item.lease is not None else 0
+                blocks = len(item.run.lease.blocks) if item.run is not None else 0
                 age = round(max(0.0, now - request.arrived_at), 3)
                 yield HolderRow(str(item.holder), request.public_id, request.label, item.state, blocks, age)
