@@ -25,11 +25,12 @@ from tenure.api.limits import HttpLimits
 from tenure.api.text_model import load_text_model
 from tenure.client import EngineClient, Fleet, Served
 from tenure.config import ApiConfig, read_config
+from tenure.errors import TenureError
 from tenure.models.config import read_sampling_defaults
 from tenure.process.counters import SharedCounters
 from tenure.process.lifeline import die_with_parent, end_of_file
 from tenure.process.logs import configure_logging
-from tenure.process.reports import Serving, write_report
+from tenure.process.reports import Failed, Serving, write_report
 from tenure.process.supervisor import counter_schema
 
 _KEEP_ALIVE = 5
@@ -50,12 +51,19 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to answer
     config = read_config(ApiConfig, sys.stdin.fileno())
     configure_logging("api")
+    try:
+        texts = _text_models(config)
+    except TenureError as error:
+        write_report(report, Failed(message=str(error)))
+        sys.exit(1)
     shared = SharedCounters.attach(counters, counter_schema(config.model_names))
-    serve = partial(_serve, config, socket.socket(fileno=listener), shared, report)
+    serve = partial(_serve, config, texts, socket.socket(fileno=listener), shared, report)
     anyio.run(serve, backend_options={"use_uvloop": True})
 
 
-async def _serve(config: ApiConfig, listener: socket.socket, shared: SharedCounters, report: int) -> None:
+async def _serve(
+    config: ApiConfig, texts: dict[str, TextModel], listener: socket.socket, shared: SharedCounters, report: int
+) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM) as signals:
         async with anyio.create_task_group() as group:
             group.start_soon(_watch_lifeline)
@@ -65,7 +73,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, shared: SharedCount
             limits = HttpLimits(keep_alive_interval=config.keep_alive_interval)
             context = AppContext(
                 fleet=fleet,
-                texts=await anyio.to_thread.run_sync(_text_models, config),
+                texts=texts,
                 settings=ApiSettings(version=__version__, max_n=config.max_n, max_logprobs=config.max_logprobs),
                 counts=shared.snapshot,
                 observe=tally.observe,

@@ -193,7 +193,8 @@ class EngineClient:
                 for message in messages:
                     self._handle(message)
         except PeerGone as reason:
-            logger.warning("engine at %s: %s", self._path, reason)
+            # While it loads, its supervisor tells why it ended.
+            logger.log(logging.WARNING if self.ready else logging.DEBUG, "engine at %s: %s", self._path, reason)
         except TimeoutError:
             logger.error("engine at %s: no sign of life for %.1f s", self._path, limit)
 

@@ -51,6 +51,7 @@ class Supervisor:
         self._config = config
         self._announce = announce
         self._cards: dict[str, ModelCard] = {}
+        self._serving = False
         self._address = ""
 
     async def run(self) -> int:
@@ -112,10 +113,15 @@ class Supervisor:
         return Keeper(spec, restart=True, after_death=lambda: _bury(counters, config.worker))
 
     def _on_report(self, report: AnyReport) -> None:
+        """The API process may say that every model is ready before the last engine's own words have been read."""
         if isinstance(report, Loaded):
             self._cards[report.card.name] = report.card
         elif isinstance(report, Serving):
-            self._announce(self._address, list(self._cards.values()))
+            self._serving = True
+        names = self._config.api.model_names
+        if self._serving and all(name in self._cards for name in names):
+            self._serving = False
+            self._announce(self._address, [self._cards[name] for name in names])
 
     async def _stop(self, signals: AsyncIterator[signal.Signals], worker: Keeper, engines: Sequence[Keeper]) -> None:
         """Let the API process drain, then end the engines. A second signal raises ServerEnded."""
