@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ class Servers:
     def __init__(self) -> None:
         self.running: list[ServerProcess] = []
 
-    def start(self, stack: ExitStack, *arguments: str) -> ServerProcess:
+    def start(self, stack: ExitStack, *arguments: str, ready: bool = True) -> ServerProcess:
         server = stack.enter_context(closing(ServerProcess(*arguments)))
-        server.wait_ready()
+        if ready:
+            server.wait_ready()
         self.running.append(server)
         stack.callback(self.running.remove, server)
         return server
@@ -56,7 +58,7 @@ def exact_server(servers: Servers) -> Iterator[ServerProcess]:
 def start(servers: Servers) -> Iterator[Start]:
     """Start a server of the test's own, which ends with it."""
     with ExitStack() as stack:
-        yield lambda *arguments: servers.start(stack, *arguments)
+        yield partial(servers.start, stack)
 
 
 @pytest.fixture(autouse=True)

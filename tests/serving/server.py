@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from typing import IO, Any
 
@@ -49,6 +49,7 @@ class ServerProcess:
         )
         self.models = [argument.partition("=")[0] for argument in arguments if not argument.startswith("-")]
         self._log: list[str] = []
+        self._announced: list[str] = []
         self._printed: queue.Queue[str | None] = queue.Queue()
         self._relatives: dict[int, psutil.Process] = {}
         self._readers = [
@@ -88,7 +89,7 @@ class ServerProcess:
 
     @property
     def engine_pid(self) -> int:
-        """Of the first engine."""
+        """Of the first engine; 0 when none runs."""
         return self._child("tenure.engine.main")
 
     @property
@@ -97,14 +98,10 @@ class ServerProcess:
 
     def _child(self, module: str) -> int:
         for child in psutil.Process(self.pid).children():
-            with_module = False
-            try:
-                with_module = module in child.cmdline()
-            except psutil.Error:
-                continue
-            if with_module and child.status() != psutil.STATUS_ZOMBIE:
-                return child.pid
-        raise AssertionError(f"no child runs {module}")
+            with suppress(psutil.Error):  # it has just ended
+                if module in child.cmdline():
+                    return child.pid
+        return 0
 
     def _note_relatives(self) -> None:
         try:
@@ -159,8 +156,13 @@ class ServerProcess:
 
     def _read_prints(self, stream: IO[str]) -> None:
         for line in stream:
+            self._announced.append(line.rstrip("\n"))
             self._printed.put(line)
         self._printed.put(None)
+
+    def announced(self) -> list[str]:
+        """The lines on standard output so far."""
+        return list(self._announced)
 
     def log(self) -> list[str]:
         """The lines on standard error so far."""

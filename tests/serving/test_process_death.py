@@ -1,0 +1,163 @@
+"""A process that is killed or frozen ends what it held, at once and visibly; the others go on (F44, F45, F46)."""
+
+import json
+import os
+import signal
+from contextlib import ExitStack
+
+import httpx
+import psutil
+import pytest
+from tests.serving.conftest import Start
+from tests.serving.script import recited
+from tests.serving.server import ServerProcess, until
+from tests.serving.wire import CHAT, COMPLETIONS, Wire, post, request
+
+MANY = 30_000
+
+
+def _open_streams(server: ServerProcess, stack: ExitStack, count: int) -> list[Wire]:
+    """Streams of which each has given a few events."""
+    streams = []
+    for number in range(count):
+        path = (COMPLETIONS, CHAT)[number % 2]
+        wire = stack.enter_context(server.connect())
+        wire.send(post(path, request(path, f"stream {number}", MANY, stream=True)))
+        assert wire.head()[0] == 200
+        assert [wire.event() for _ in range(3)]
+        streams.append(wire)
+    return streams
+
+
+def _check_ends_in_one_error(events: list[str]) -> None:
+    """One error event, the last one, and nothing that looks like success."""
+    errors = [json.loads(event)["error"] for event in events if event == "[DONE]" or "error" in json.loads(event)]
+    assert len(errors) == 1
+    assert errors[0]["code"] == "engine_unavailable"
+    assert "error" in json.loads(events[-1])
+    finished = [choice for event in events[:-1] for choice in json.loads(event)["choices"] if choice["finish_reason"]]
+    assert finished == []
+
+
+def _check_refused(server: ServerProcess) -> None:
+    for path in (COMPLETIONS, CHAT):
+        reply = server.http.post(path, json=request(path, "now", 5))
+        assert reply.status_code == 503
+        assert int(reply.headers["retry-after"]) >= 1
+        assert reply.json()["error"]["code"] == "engine_unavailable"
+    assert server.http.get("/ready").status_code == 503
+    assert server.http.get("/health").status_code == 200
+
+
+def _ready(server: ServerProcess) -> bool:
+    try:
+        return server.http.get("/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.timeout(240)
+def test_the_engine_is_killed(start: Start, script: str) -> None:
+    server = start(script)
+    before = server.engine()
+    with ExitStack() as stack:
+        streams = _open_streams(server, stack, 10)
+        whole = stack.enter_context(server.connect())
+        whole.send(post(COMPLETIONS, request(COMPLETIONS, "whole", MANY)))
+        until(lambda: server.engine()["items"]["running"] == 11)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        for stream in streams:
+            _check_ends_in_one_error(stream.events())
+        status, fields, body = whole.reply()
+        assert (status, json.loads(body)["error"]["code"]) == (503, "engine_unavailable")
+        assert int(fields["retry-after"]) >= 1
+        _check_refused(server)
+        assert server.ledger()["http"]["outcomes"] == {"unavailable": 13}
+    until(lambda: _ready(server), server.log_text, tries=2400)
+    assert server.text("again", 100) == recited("again", 100)
+    after = server.wait_at_rest()
+    assert after["engines"][0]["epoch"] != before["epoch"]
+    assert after["http"]["outcomes"] == {"unavailable": 13, "ok": 1}
+    assert len(server.log_lines("the engine of script died (signal SIGKILL)")) == 1
+
+
+@pytest.mark.timeout(240)
+def test_the_api_process_is_killed(start: Start, script: str) -> None:
+    server = start(script)
+    with ExitStack() as stack:
+        streams = _open_streams(server, stack, 10)
+        epoch = server.engine()["epoch"]
+        os.kill(server.api_pid, signal.SIGKILL)
+        for stream in streams:
+            with pytest.raises((ConnectionError, ValueError, AssertionError)):  # cut off within a chunk or between two
+                assert "[DONE]" not in stream.events()
+                raise AssertionError
+    server.wait_ready()
+    ledger = server.wait_at_rest()
+    assert ledger["engines"][0]["epoch"] == epoch
+    assert ledger["http"]["outcomes"] == {"worker_lost": 10}
+    before = server.work()
+    assert before.wasted == before.computed
+    assert server.text("again", 100) == recited("again", 100)
+    spent = server.work() - before
+    assert (spent.computed, spent.sampled) == (5 + 99, 100)
+    assert server.log_lines("10 open requests ended as worker_lost")
+
+
+@pytest.mark.timeout(240)
+def test_the_supervisor_is_killed(start: Start, script: str) -> None:
+    server = start(script)
+    with ExitStack() as stack:
+        _open_streams(server, stack, 3)
+        children = [psutil.Process(pid) for pid in (server.engine_pid, server.api_pid)]
+        server.send_signal(signal.SIGKILL)
+        assert server.wait(30) == -signal.SIGKILL
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.timeout(240)
+def test_the_engine_is_frozen(start: Start, script: str) -> None:
+    server = start(script, "--engine-heartbeat-timeout", "2")
+    with ExitStack() as stack:
+        streams = _open_streams(server, stack, 5)
+        whole = stack.enter_context(server.connect())
+        whole.send(post(COMPLETIONS, request(COMPLETIONS, "whole", MANY)))
+        until(lambda: server.engine()["items"]["running"] == 6)
+        engine = server.engine_pid
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            for stream in streams:
+                _check_ends_in_one_error(stream.events())
+            assert whole.reply()[0] == 503
+            _check_refused(server)
+            assert [entry["answering"] for entry in server.ledger()["engines"]] == [False]
+        finally:
+            os.kill(engine, signal.SIGCONT)
+    until(lambda: _ready(server), server.log_text)
+    assert server.text("again", 100) == recited("again", 100)
+    server.wait_at_rest()
+    before = server.work()
+    server.text("more", 10)
+    assert (server.work() - before).sampled == 10
+    assert server.engine_pid == engine
+
+
+@pytest.mark.timeout(240)
+def test_a_long_step_is_no_death(start: Start) -> None:
+    """An engine whose loop is busy for longer than the heartbeat's limit lives (F45)."""
+    server = start(
+        "smollm2", "--engine-heartbeat-timeout", "1.5", "--step-time", "0", "--max-num-batched-tokens", "4096"
+    )
+    prompt = "".join(f"{number} cows. " for number in range(400))
+    assert server.complete(prompt, 2, "smollm2", ignore_eos=True)["usage"]["completion_tokens"] == 2
+    assert not server.log_lines("no sign of life")
+
+
+@pytest.mark.timeout(240)
+def test_the_server_ends_with_its_engine_if_told_to(start: Start, script: str) -> None:
+    server = start(script, "--on-engine-death", "exit")
+    with ExitStack() as stack:
+        _open_streams(server, stack, 2)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        assert server.wait(60) == 1
+    assert server.log_lines("tenure: the engine of script died (signal SIGKILL); the server ends")
