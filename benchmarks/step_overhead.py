@@ -2,7 +2,9 @@
 
 The engine's own parts run on a model that returns fixed hidden states and logits at once, with SmolLM2's vocabulary:
 
-    python -m benchmarks.step_overhead
+    GOMP_SPINCOUNT=8000 python -m benchmarks.step_overhead
+
+(the setting with which the supervisor starts engines). The logits are peaked, as a model's are.
 """
 
 import argparse
@@ -31,7 +33,7 @@ class InstantModel:
     """Answers at once, so that what is left is everybody else's time."""
 
     def __init__(self, rows: int) -> None:
-        self._logits = torch.randn(rows, VOCABULARY)
+        self._logits = 3 * torch.randn(rows, VOCABULARY)
 
     def forward(self, batch: PackedBatch, cache: KVCache) -> torch.Tensor:
         return torch.zeros(len(batch.token_ids_T), 1)

@@ -66,12 +66,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--words", type=int, default=120)
+    parser.add_argument("--args", default="", help="further arguments of tenure serve")
     parser.add_argument("--peer", default="")
     parser.add_argument("--peer-port", type=int, default=8300)
     parser.add_argument("--peer-ready", default="/health")
     options = parser.parse_args()
     with ExitStack() as stack:
-        urls = {"tenure": stack.enter_context(tenure("smollm2"))}
+        urls = {"tenure": stack.enter_context(tenure("smollm2", *shlex.split(options.args)))}
         if options.peer:
             command = shlex.split(options.peer)
             urls["peer"] = stack.enter_context(running(command, options.peer_port, options.peer_ready))
