@@ -1,11 +1,11 @@
 """Chat completions, streamed and whole, against hand-written bodies."""
 
 import pytest
-from tests.api.generation_rig import END, LENGTH, STOP, Rig, events, output, row
 
 from tenure.api.context import ApiSettings
 from tenure.client import GenerationFailed, Refusal
 from tenure.outcomes import Outcome
+from tests.api.generation_rig import END, LENGTH, STOP, Rig, events, output, row
 
 PROMPT = "user:hi;>"
 

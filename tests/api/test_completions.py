@@ -1,6 +1,7 @@
 """Completions, streamed and whole, against hand-written bodies."""
 
 import pytest
+
 from tests.api.generation_rig import END, LENGTH, STOP, Rig, assert_refused, events, output, row
 
 

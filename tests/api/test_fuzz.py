@@ -6,10 +6,10 @@ import math
 import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.api.generation_rig import Rig
 
 from tenure.api.chat_types import ChatRequest
 from tenure.api.completion_types import CompletionRequest
+from tests.api.generation_rig import Rig
 
 NUMBERS = st.one_of(
     st.integers(-3, 300),

@@ -4,9 +4,9 @@ import logging
 
 import anyio
 import pytest
-from tests.api.rig import LIMITS, Reply, post, run, serving
 
 from tenure.api.limits import HttpLimits
+from tests.api.rig import LIMITS, Reply, post, run, serving
 
 
 def talk(*requests: bytes, keys: tuple[str, ...] = (), limits: HttpLimits = LIMITS, **outcomes: int) -> list[Reply]:

@@ -9,8 +9,9 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from tests.api.rig import RawClient, post, run, serving
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from tests.api.rig import RawClient, post, run, serving
 
 LEAVING: dict[str, Callable[[RawClient], None]] = {
     "close": RawClient.close,

@@ -9,7 +9,6 @@ import anyio.lowlevel
 import pytest
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Message
-from tests.api.rig import ROUTES, Context, run, translate
 
 from tenure.api.dispatch import Dispatcher
 from tenure.api.guard import Guard
@@ -17,6 +16,7 @@ from tenure.api.http_protocol import CONNECTION_KEY, Connection
 from tenure.api.limits import HttpLimits
 from tenure.api.routes import RouteTable
 from tenure.process.counters import CounterSchema, SharedCounters
+from tests.api.rig import ROUTES, Context, run, translate
 
 ENDLESS = 500
 

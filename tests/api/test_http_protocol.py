@@ -1,9 +1,9 @@
 """Bytes that are not a proper request: answered in JSON, in bounded time, and the server goes on."""
 
 import pytest
-from tests.api.rig import RawClient, Reply, post, run, serving
 
 from tenure.api.limits import HttpLimits
+from tests.api.rig import RawClient, Reply, post, run, serving
 
 
 def exchange(data: bytes, limits: HttpLimits | None = None) -> Reply:

@@ -4,10 +4,10 @@ import anyio
 import httpx
 import openai
 import pytest
-from tests.api.generation_rig import Rig, output
 
 from tenure.client import GenerationFailed
 from tenure.outcomes import Outcome
+from tests.api.generation_rig import Rig, output
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -5,11 +5,11 @@ import re
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.api.generation_rig import FakeEngine, Rig
 
 from tenure.api.app import DESCRIPTIONS, route_table
 from tenure.client import Fleet, Served
 from tenure.wire import messages as wire
+from tests.api.generation_rig import FakeEngine, Rig
 
 LEDGER = wire.EngineLedger(
     model="tiny",

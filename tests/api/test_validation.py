@@ -1,10 +1,10 @@
 """Every sampling field: values that are taken as they are, values at the edge, values that are refused."""
 
 import pytest
-from tests.api.generation_rig import END, Rig, assert_refused
 
 from tenure.api.context import ApiSettings, GenerationDefaults
 from tenure.sampling import RepetitionDetection
+from tests.api.generation_rig import END, Rig, assert_refused
 
 INT64 = 2**63 - 1
 

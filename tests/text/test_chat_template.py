@@ -5,13 +5,13 @@ import warnings
 from datetime import datetime
 
 import pytest
-from tests.text.gguf_samples import byte_level_file, demo_file
 
 from tenure.errors import CallerError
 from tenure.source import ResolvedSource, SourceKind
 from tenure.text.chat_messages import ContentFormat
 from tenure.text.chat_template import ChatTemplate
 from tenure.text.tokenizer import load_tokenizer
+from tests.text.gguf_samples import byte_level_file, demo_file
 
 USER = {"role": "user", "content": "Hi"}
 TWO_PARTS = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}

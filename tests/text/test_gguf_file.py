@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.text.gguf_samples import demo_file, small_file
 
 from tenure.errors import ResourceError
 from tenure.gguf_file import GGML_BLOCKS, GGUFFile
+from tests.text.gguf_samples import demo_file, small_file
 
 HEADER = struct.Struct("<4sIQQ")
 

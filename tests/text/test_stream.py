@@ -5,13 +5,13 @@ import time
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.text.gguf_samples import demo_file
 
 from tenure.outcomes import FinishReason
 from tenure.sampling import TokenLogprobs
 from tenure.source import ResolvedSource, SourceKind
 from tenure.text.stream import Delta, ItemText, TextOptions, display_token, text_with_offsets
 from tenure.text.tokenizer import load_tokenizer
+from tests.text.gguf_samples import demo_file
 
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
 

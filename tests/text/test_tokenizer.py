@@ -8,6 +8,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from tenure.errors import CallerError, ResourceError
+from tenure.source import ResolvedSource, SourceKind
+from tenure.text.tokenizer import load_tokenizer
+from tenure.text.vocabulary import BYTE_OF_CHARACTER
 from tests.text.gguf_samples import (
     SENTENCEPIECE_TOKENS,
     SENTENCEPIECE_WORDS,
@@ -16,12 +22,6 @@ from tests.text.gguf_samples import (
     sentencepiece_file,
     small_file,
 )
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-from tenure.errors import CallerError, ResourceError
-from tenure.source import ResolvedSource, SourceKind
-from tenure.text.tokenizer import load_tokenizer
-from tenure.text.vocabulary import BYTE_OF_CHARACTER
 
 
 def load_gguf(path):
