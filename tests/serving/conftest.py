@@ -1,4 +1,4 @@
-"""Servers for these tests. After every test each server that runs must be at rest: a leak fails the test that leaked."""
+"""Servers for these tests. After every test each running server must be at rest: a leak fails the test that leaked."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+
 from tests.serving.script import write_script
 from tests.serving.server import ServerProcess
 

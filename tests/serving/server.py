@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from itertools import takewhile
 from typing import IO, Any
 
 import httpx
@@ -47,7 +48,8 @@ class ServerProcess:
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
         )
-        self.models = [argument.partition("=")[0] for argument in arguments if not argument.startswith("-")]
+        self.sources = {name: source or name for name, _, source in (a.partition("=") for a in _models(arguments))}
+        """Of each model by its name, in the order of the command line."""
         self._log: list[str] = []
         self._announced: list[str] = []
         self._printed: queue.Queue[str | None] = queue.Queue()
@@ -102,6 +104,16 @@ class ServerProcess:
                 if module in child.cmdline():
                     return child.pid
         return 0
+
+    def engine_socket(self, model: str) -> str:
+        """Where the engine of a model is reached."""
+        name = f"engine-{list(self.sources).index(model)}.sock"
+        addresses = {
+            str(connection.laddr)
+            for child in psutil.Process(self.pid).children()
+            for connection in child.net_connections("unix")
+        }
+        return next(address for address in addresses if address.endswith(f"/{name}"))
 
     def _note_relatives(self) -> None:
         try:
@@ -273,6 +285,11 @@ def until(
             return
         time.sleep(_PAUSE)
     raise AssertionError(problem if isinstance(problem, str) else problem())
+
+
+def _models(arguments: Sequence[str]) -> Sequence[str]:
+    """The arguments before the first flag."""
+    return list(takewhile(lambda argument: not argument.startswith("-"), arguments))
 
 
 def _lives(process: psutil.Process) -> bool:

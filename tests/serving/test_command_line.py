@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from tests.serving.script import write_script
 from tests.serving.server import ServerProcess
 
@@ -27,9 +28,8 @@ def _complaint(*arguments: str) -> str:
 def test_port_in_use(script: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert _complaint(script, "--port", str(port)).endswith(
-            f"cannot listen on 127.0.0.1:{port}: Address already in use"
-        )
+        complaint = _complaint(script, "--port", str(port))
+    assert complaint == f"tenure: cannot listen on 127.0.0.1:{port}: Address already in use"
 
 
 def test_address_that_is_not_ours(script: str) -> None:

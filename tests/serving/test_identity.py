@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
+
 from tests.serving.script import recited
 from tests.serving.server import ServerProcess, until
 from tests.serving.wire import CHAT, COMPLETIONS, piece_of, post, request

@@ -7,6 +7,7 @@ import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+
 from tests.serving.script import recited
 from tests.serving.server import ServerProcess
 

@@ -3,11 +3,12 @@
 import json
 import os
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import httpx
 import psutil
 import pytest
+
 from tests.serving.conftest import Start
 from tests.serving.script import recited
 from tests.serving.server import ServerProcess, until
@@ -89,9 +90,10 @@ def test_the_api_process_is_killed(start: Start, script: str) -> None:
         epoch = server.engine()["epoch"]
         os.kill(server.api_pid, signal.SIGKILL)
         for stream in streams:
-            with pytest.raises((ConnectionError, ValueError, AssertionError)):  # cut off within a chunk or between two
-                assert "[DONE]" not in stream.events()
-                raise AssertionError
+            with suppress(ConnectionError):
+                events = stream.events()
+                assert "[DONE]" not in events
+                assert not [event for event in events if '"error"' in event]
     server.wait_ready()
     ledger = server.wait_at_rest()
     assert ledger["engines"][0]["epoch"] == epoch

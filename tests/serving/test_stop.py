@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
+
 from tests.serving.conftest import Start
 from tests.serving.script import recited
 from tests.serving.server import until

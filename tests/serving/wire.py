@@ -1,5 +1,6 @@
 """A client that speaks raw bytes, and can leave in every way."""
 
+import contextlib
 import json
 import socket
 import struct
@@ -30,6 +31,13 @@ class Wire:
 
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
+
+    def send_until_refused(self, data: bytes) -> None:
+        """Send `data` over and over until the peer has hung up."""
+        with contextlib.suppress(ConnectionError):
+            for _ in range(100):
+                self._socket.sendall(data)
+            raise AssertionError("the peer took everything")
 
     def head(self) -> tuple[int, dict[str, str]]:
         """Status and headers of a response."""
