@@ -90,5 +90,5 @@ class Channel(Generic[Received]):
     def _decode(self, payload: bytes) -> Received:
         try:
             return self._decoder.decode(payload)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:  # the latter: nested too deeply
             raise PeerGone(f"something arrived that is no message: {error}") from error

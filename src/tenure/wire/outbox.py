@@ -14,7 +14,7 @@ class OutboxFull(ResourceError):
 
 
 class Outbox:
-    """`put` never waits; `run` sends. After the peer is gone, `put` drops what it is given."""
+    """`put` never waits; `run` sends. After the peer is gone, or taken for dead, `put` drops what it is given."""
 
     def __init__(self, channel: Channel[Any], limit: int = 256 * 1024 * 1024) -> None:
         self._channel = channel
@@ -22,6 +22,7 @@ class Outbox:
         self._frames: list[bytes] = []
         self._bytes = 0
         self._filled = anyio.Event()
+        self._sending = anyio.CancelScope()
         self._closed = False
 
     def put(self, message: msgspec.Struct) -> None:
@@ -31,7 +32,7 @@ class Outbox:
         frame = self._channel.encode(message)
         if self._bytes + len(frame) > self._limit:
             self._closed = True
-            self._filled.set()
+            self._sending.cancel()  # it most likely waits for the very peer that does not read
             raise OutboxFull(f"{self._bytes} bytes wait for a peer that does not read")
         self._frames.append(frame)
         self._bytes += len(frame)
@@ -40,13 +41,13 @@ class Outbox:
     async def run(self) -> None:
         """Send until the peer is gone or the outbox ran full; raises PeerGone."""
         try:
-            while True:
-                await self._filled.wait()
-                if self._closed:
-                    raise PeerGone("the other side does not read")
-                self._filled = anyio.Event()
-                frames, self._frames = self._frames, []
-                await self._channel.send_frames(b"".join(frames))
-                self._bytes -= sum(map(len, frames))
+            with self._sending:
+                while True:
+                    await self._filled.wait()
+                    self._filled = anyio.Event()
+                    frames, self._frames = self._frames, []
+                    await self._channel.send_frames(b"".join(frames))
+                    self._bytes -= sum(map(len, frames))
+            raise PeerGone("the other side does not read")
         finally:
             self._closed = True
