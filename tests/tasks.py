@@ -1,7 +1,8 @@
-"""Run a scenario on an event loop of its own; a task that it leaves behind fails it."""
+"""What tests of concurrent code share: a task that a scenario leaves behind fails it, and any await can be hit."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -28,3 +29,38 @@ async def settle() -> None:
     """Let every task go on until it waits for something from outside the event loop."""
     for _ in range(_SETTLE_ROUNDS):
         await anyio.lowlevel.checkpoint()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop go on until something is so, which a deadline around it bounds."""
+    while not condition():
+        await anyio.lowlevel.checkpoint()
+
+
+class Interrupted:
+    """Awaits a coroutine and calls `interrupt` at its k-th suspension."""
+
+    def __init__(self, work: Coroutine[Any, Any, None], at: int, interrupt: Callable[[], object]) -> None:
+        self._work = work
+        self._at = at
+        self._interrupt = interrupt
+        self.reached = False
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        steps = 0
+        inner = self._work.__await__()
+        error: BaseException | None = None
+        while True:
+            try:
+                waits_for = inner.send(None) if error is None else inner.throw(error)
+            except StopIteration:
+                return
+            steps += 1
+            if steps == self._at:
+                self.reached = True
+                self._interrupt()
+            try:
+                yield waits_for
+                error = None
+            except BaseException as exc:
+                error = exc

@@ -1,7 +1,7 @@
 """A request is ended at every single await of its way through the guard; the counts add up each time."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Coroutine
 from typing import Any
 
 import anyio
@@ -17,37 +17,9 @@ from tenure.api.limits import HttpLimits
 from tenure.api.routes import RouteTable
 from tenure.process.counters import CounterSchema, SharedCounters
 from tests.api.rig import ROUTES, Context, run, translate
+from tests.tasks import Interrupted
 
 ENDLESS = 500
-
-
-class Interrupted:
-    """Awaits a coroutine and calls `interrupt` at its k-th suspension."""
-
-    def __init__(self, work: Coroutine[Any, Any, None], at: int, interrupt: Callable[[], object]) -> None:
-        self._work = work
-        self._at = at
-        self._interrupt = interrupt
-        self.reached = False
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        steps = 0
-        inner = self._work.__await__()
-        error: BaseException | None = None
-        while True:
-            try:
-                waits_for = inner.send(None) if error is None else inner.throw(error)
-            except StopIteration:
-                return
-            steps += 1
-            if steps == self._at:
-                self.reached = True
-                self._interrupt()
-            try:
-                yield waits_for
-                error = None
-            except BaseException as exc:
-                error = exc
 
 
 class World:

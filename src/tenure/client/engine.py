@@ -3,7 +3,8 @@
     connecting --connected--> loading --Ready--> ready --connection lost--> connecting
 
 State, owned by the task that runs `run`: the connection, the card, and `_open`, the handles of all requests that the
-engine may hold something of. When the connection is lost, every handle in it is told so at once.
+engine may hold something of. When the connection is lost, every handle in it is told so at once. Messages that fit no
+open request, or not its state, are counted and otherwise ignored.
 """
 
 import logging
@@ -15,7 +16,7 @@ from itertools import count
 import anyio
 from anyio.abc import TaskGroup
 
-from tenure.client.generation import GenerationHandle, Refusal
+from tenure.client.generation import GenerationHandle, HandleState, Refusal
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
 from tenure.wire.framing import Channel, PeerGone
@@ -50,6 +51,7 @@ class EngineClient:
     ) -> None:
         self.card: wire.ModelCard | None = None
         self.outstanding_tokens = 0
+        self.unmatched_messages = 0
         self._path = path
         self._worker = worker
         self._heartbeat_timeout = heartbeat_timeout
@@ -116,7 +118,6 @@ class EngineClient:
     def _submit(self, submit: wire.Submit) -> GenerationHandle:
         number = next(self._numbers)
         handle = GenerationHandle(number, lambda index: self._send(wire.FinishItem(request=number, index=index)))
-        self._open[number] = handle
         self._send(
             wire.Submit(
                 request=number,
@@ -129,6 +130,7 @@ class EngineClient:
                 cache_salt=submit.cache_salt,
             )
         )
+        self._open[number] = handle  # after it could be encoded: a request that was not sent has no ending
         return handle
 
     async def _cancel(self, handle: GenerationHandle, outcome: Outcome) -> None:
@@ -163,6 +165,7 @@ class EngineClient:
                 await anyio.sleep(_RECONNECT_AFTER)
                 continue
             await self._converse(Channel(stream, wire.FromEngine))
+            await anyio.sleep(_RECONNECT_AFTER)
 
     async def _converse(self, channel: Channel[wire.FromEngine]) -> None:
         try:
@@ -202,14 +205,19 @@ class EngineClient:
         match message:
             case wire.StepOutput(outputs=outputs):
                 for output in outputs:
-                    if (handle := self._open.get(output.request)) is not None:
+                    if (handle := self._match(output.request, HandleState.ADMITTED)) is not None:
                         handle.deliver(output)
             case wire.Admitted(request=number):
-                self._open[number].admit()
+                if (handle := self._match(number, HandleState.ASKED)) is not None:
+                    handle.admit()
             case wire.Refused(request=number):
-                self._open.pop(number).refuse(message)
+                if (handle := self._match(number, HandleState.ASKED)) is not None:
+                    del self._open[number]
+                    handle.refuse(message)
             case wire.Ended(request=number):
-                self._open.pop(number).end(message)
+                if (handle := self._match(number, HandleState.ADMITTED)) is not None:
+                    del self._open[number]
+                    handle.end(message)
             case wire.Heartbeat(outstanding_tokens=tokens):
                 self.outstanding_tokens = tokens
             case wire.LedgerReply(sequence=sequence, ledger=ledger):
@@ -219,6 +227,14 @@ class EngineClient:
             case wire.Unready(reason=reason):
                 self._set_card(None)
                 logger.debug("engine at %s: %s", self._path, reason)
+
+    def _match(self, number: int, state: HandleState) -> GenerationHandle | None:
+        """The open request that a message is about, if it is one that such a message may be about now."""
+        handle = self._open.get(number)
+        if handle is not None and handle.state is state:
+            return handle
+        self.unmatched_messages += 1
+        return None
 
     def _set_card(self, card: wire.ModelCard | None) -> None:
         """`_became_ready` is set while there is a card; those who wait for it keep the event that will be set."""
@@ -237,6 +253,7 @@ class EngineClient:
     def _lose(self) -> None:
         """The connection is gone, and with it all that the engine held for this process."""
         self._set_card(None)
+        self.outstanding_tokens = 0
         self._outbox = None
         lost, self._open = self._open, {}
         for handle in lost.values():

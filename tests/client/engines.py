@@ -1,0 +1,156 @@
+"""A hand-written engine at the other end of a real Unix socket, which says what the test has it say."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+from anyio.abc import SocketListener
+
+from tenure.client import EngineClient
+from tenure.outcomes import Outcome
+from tenure.sampling import SamplingParams
+from tenure.wire import messages as wire
+from tenure.wire.framing import Channel, PeerGone
+from tests.tasks import until
+from tests.wire.samples import CARD
+
+Said = TypeVar("Said", bound=wire.Message)
+
+SUBMIT = wire.Submit(request=0, public_id="cmpl-1", prompts=[[1, 2]], sampling=SamplingParams(max_tokens=9), n=2)
+
+
+class Conversation:
+    """One connection, from the engine's side."""
+
+    def __init__(self, stream: anyio.abc.ByteStream, marks: Iterator[int]) -> None:
+        self._channel: Channel[Any] = Channel(stream, wire.ToEngine)
+        self._heard: list[Any] = []
+        self._marks = marks
+
+    async def hear(self, kind: type[Said]) -> Said:
+        """The next message, which must be one of `kind`."""
+        if not self._heard:
+            self._heard += await self._channel.receive()
+        message = self._heard.pop(0)
+        assert isinstance(message, kind), message
+        return message
+
+    async def hear_any(self) -> wire.ToEngine:
+        if not self._heard:
+            self._heard += await self._channel.receive()
+        message: wire.ToEngine = self._heard.pop(0)
+        return message
+
+    async def say(self, *messages: msgspec.Struct) -> None:
+        await self._channel.send(messages)
+
+    async def say_raw(self, data: bytes) -> None:
+        await self._channel.send_frames(data)
+
+    async def say_and_be_heard(self, client: EngineClient, *messages: msgspec.Struct) -> None:
+        """Also wait until the client has read it all."""
+        mark = next(self._marks)
+        await self.say(*messages, wire.Heartbeat(step=0, outstanding_tokens=mark))
+        await until(lambda: client.outstanding_tokens == mark)
+
+    async def hang_up(self) -> None:
+        await self._channel.aclose()
+
+    async def wait_gone(self) -> None:
+        """Wait until the client has closed the connection."""
+        try:
+            while True:
+                self._heard += await self._channel.receive()
+        except PeerGone:
+            return
+
+
+class Bench:
+    """A client that runs, and where its engine listens."""
+
+    def __init__(self, client: EngineClient, listener: SocketListener) -> None:
+        self.client = client
+        self.conversations: list[Conversation] = []
+        self._listener = listener
+        self._marks = count(1)
+
+    async def accept(self) -> Conversation:
+        """The client's next connection, after it has introduced itself."""
+        conversation = Conversation(await self._listener.accept(), self._marks)
+        self.conversations.append(conversation)
+        await conversation.hear(wire.Hello)
+        return conversation
+
+    async def accept_ready(self, epoch: str = "first") -> Conversation:
+        conversation = await self.accept()
+        await conversation.say(wire.Ready(card=CARD, epoch=epoch))
+        await self.client.wait_ready()
+        return conversation
+
+
+@asynccontextmanager
+async def bench(**options: Any) -> AsyncIterator[Bench]:
+    """A client that runs; at the end it must hold nothing."""
+    with TemporaryDirectory(prefix="tenure-") as directory:
+        path = str(Path(directory) / "engine.sock")
+        client = EngineClient(path, **options)
+        async with await anyio.create_unix_listener(path) as listener, anyio.create_task_group() as group:
+            group.start_soon(client.run)
+            rig = Bench(client, listener)
+            try:
+                yield rig
+            finally:
+                group.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    for conversation in rig.conversations:
+                        await conversation.hang_up()
+        assert client.open_requests == 0
+
+
+class ObedientEngine:
+    """Admits what it is asked for, and ends what it is told to; `held` are the requests that it holds.
+
+    With `endless`, a request ends by a cancel alone; else after two outputs.
+    """
+
+    def __init__(self, conversation: Conversation, *, endless: bool) -> None:
+        self.held: set[int] = set()
+        self.admitted = 0
+        self.cancels: list[wire.Cancel] = []
+        self._conversation = conversation
+        self.endless = endless
+
+    async def run(self) -> None:
+        try:
+            while True:
+                await self._answer(await self._conversation.hear_any())
+        except PeerGone:
+            return
+
+    async def _answer(self, message: wire.ToEngine) -> None:
+        match message:
+            case wire.Submit(request=number):
+                self.held.add(number)
+                self.admitted += 1
+                await self._conversation.say(wire.Admitted(request=number))
+                for token in (5, 6):
+                    await self._conversation.say(output(number, token))
+                if not self.endless:
+                    await self._end(number, Outcome.OK)
+            case wire.Cancel(request=number, outcome=outcome):
+                self.cancels.append(message)
+                if number in self.held:
+                    await self._end(number, outcome)
+
+    async def _end(self, number: int, outcome: Outcome) -> None:
+        self.held.remove(number)
+        await self._conversation.say(wire.Ended(request=number, outcome=outcome))
+
+
+def output(request: int, *tokens: int) -> wire.StepOutput:
+    return wire.StepOutput(step=1, outputs=[wire.ItemOutput(request, 0, list(tokens))])

@@ -1,0 +1,347 @@
+"""A request is open for as long as its scope lasts; whatever the way out, the engine holds nothing of it afterwards."""
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from tenure.client import EndOfGeneration, EngineClient, GenerationFailed, GenerationHandle, Refusal
+from tenure.outcomes import Outcome
+from tenure.wire import messages as wire
+from tests.client.engines import SUBMIT, Bench, ObedientEngine, bench, output
+from tests.tasks import Interrupted, run
+from tests.wire.samples import CARD
+
+
+class Handler:
+    """A task that has a request open, as the API's handlers do."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.scope = anyio.CancelScope()
+        self.admitted = anyio.Event()
+        self.leave = anyio.Event()
+        self.handle: GenerationHandle | None = None
+        self.refusal: Refusal | None = None
+        self.failed_by: Exception | None = None
+        self.left = anyio.Event()
+        self._client = client
+
+    async def run(self) -> None:
+        with self.scope:
+            try:
+                async with self._client.open(SUBMIT) as self.handle:
+                    self.admitted.set()
+                    await self.leave.wait()
+                    if self.failed_by is not None:
+                        raise self.failed_by
+            except Refusal as refusal:
+                self.refusal = refusal
+            except ZeroDivisionError:
+                pass
+        self.left.set()
+
+
+def test_an_admitted_request_gives_its_outputs_and_its_end() -> None:
+    async def scenario() -> None:
+        async with bench() as rig:
+            engine = await rig.accept_ready()
+            handler = Handler(rig.client)
+            async with anyio.create_task_group() as group:
+                group.start_soon(handler.run)
+                submit = await engine.hear(wire.Submit)
+                assert (submit.prompts, submit.n, submit.public_id) == (SUBMIT.prompts, SUBMIT.n, SUBMIT.public_id)
+                assert not handler.admitted.is_set()
+                await engine.say(wire.Admitted(request=submit.request))
+                await handler.admitted.wait()
+                assert handler.handle is not None
+                await engine.say_and_be_heard(
+                    rig.client,
+                    output(submit.request, 1),
+                    wire.StepOutput(step=2, outputs=[]),
+                    output(submit.request, 2),
+                )
+                assert [item.tokens for item in await handler.handle.receive()] == [[1], [2]]
+                await engine.say(
+                    output(submit.request, 3), wire.Ended(request=submit.request, outcome=Outcome.OK), output(77, 4)
+                )
+                assert [item.tokens for item in await handler.handle.receive()] == [[3]]
+                for _ in range(2):
+                    with pytest.raises(EndOfGeneration):
+                        await handler.handle.receive()
+                handler.handle.finish_item(0)  # too late to be worth a message
+                handler.leave.set()
+            await rig.client.ledger(timeout=0)
+            await engine.hear(wire.AskLedger)  # the next thing after the Submit: nothing was cancelled
+
+    run(scenario)
+
+
+def test_a_stop_string_is_passed_on() -> None:
+    async def scenario() -> None:
+        async with bench() as rig:
+            engine = await rig.accept_ready()
+            handler = Handler(rig.client)
+            async with anyio.create_task_group() as group:
+                group.start_soon(handler.run)
+                number = (await engine.hear(wire.Submit)).request
+                await engine.say(wire.Admitted(request=number))
+                await handler.admitted.wait()
+                assert handler.handle is not None
+                handler.handle.finish_item(1)
+                assert await engine.hear(wire.FinishItem) == wire.FinishItem(request=number, index=1)
+                await engine.say(wire.Ended(request=number, outcome=Outcome.OK))
+                handler.leave.set()
+
+    run(scenario)
+
+
+def test_a_refusal_is_raised_before_the_scope_is_entered() -> None:
+    async def scenario() -> None:
+        async with bench() as rig:
+            engine = await rig.accept_ready()
+            handler = Handler(rig.client)
+            async with anyio.create_task_group() as group:
+                group.start_soon(handler.run)
+                number = (await engine.hear(wire.Submit)).request
+                refused = wire.Refused(
+                    request=number, outcome=Outcome.QUEUE_FULL, code="queue_full", message="full", retry_after=2.0
+                )
+                await engine.say(refused)
+            assert not handler.admitted.is_set()
+            assert handler.refusal is not None
+            assert (handler.refusal.outcome, handler.refusal.code) == (Outcome.QUEUE_FULL, "queue_full")
+            assert (handler.refusal.message, handler.refusal.retry_after) == ("full", 2.0)
+
+    run(scenario)
+
+
+async def refused_at_once(client: EngineClient) -> None:
+    with pytest.raises(Refusal) as caught:
+        async with client.open(SUBMIT):
+            pytest.fail("admitted by an engine that is not there")
+    assert (caught.value.outcome, caught.value.code) == (Outcome.UNAVAILABLE, "engine_unavailable")
+    assert caught.value.retry_after
+
+
+def test_nothing_is_asked_of_an_engine_that_is_not_ready() -> None:
+    """Before the connection, before the model is loaded, while the engine drains."""
+
+    async def scenario() -> None:
+        async with bench() as rig:
+            await refused_at_once(rig.client)
+            engine = await rig.accept()
+            await engine.say_and_be_heard(rig.client, wire.Unready(reason="the model is being loaded"))
+            await refused_at_once(rig.client)
+            await engine.say(wire.Ready(card=CARD, epoch="e"))
+            await rig.client.wait_ready()
+            await engine.say_and_be_heard(rig.client, wire.Unready(reason="draining"))
+            assert rig.client.card is None
+            await refused_at_once(rig.client)
+
+    run(scenario)
+
+
+def test_no_engine_at_all() -> None:
+    """The client goes on trying, and refuses meanwhile."""
+
+    async def scenario() -> None:
+        client = EngineClient("/nowhere/engine.sock")
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.run)
+            await anyio.lowlevel.checkpoint()
+            await refused_at_once(client)
+            assert await client.ledger(timeout=0) is None
+            group.cancel_scope.cancel()
+
+    run(scenario)
+
+
+class Cancelled:
+    """Collects what `on_cancelled` is told."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+@pytest.mark.parametrize(
+    ("way_out", "outcome"),
+    [("cancel", Outcome.CLIENT_CANCELLED), ("raise", Outcome.ENGINE_ERROR), ("leave", Outcome.ABORTED)],
+)
+def test_leaving_early_cancels_and_waits_for_the_end(way_out: str, outcome: Outcome) -> None:
+    """However often the surrounding scope is cancelled meanwhile."""
+
+    async def scenario() -> None:
+        cancelled = Cancelled()
+        async with bench(on_cancelled=cancelled) as rig:
+            engine = await rig.accept_ready()
+            handler = Handler(rig.client)
+            async with anyio.create_task_group() as group:
+                group.start_soon(handler.run)
+                number = (await engine.hear(wire.Submit)).request
+                await engine.say(wire.Admitted(request=number))
+                await handler.admitted.wait()
+                if way_out == "cancel":
+                    handler.scope.cancel()
+                else:
+                    handler.failed_by = ZeroDivisionError() if way_out == "raise" else None
+                    handler.leave.set()
+                assert await engine.hear(wire.Cancel) == wire.Cancel(request=number, outcome=outcome)
+                handler.scope.cancel()
+                await engine.say_and_be_heard(rig.client, output(number, 1))
+                assert not handler.left.is_set()
+                assert rig.client.open_requests == 1
+                assert cancelled.seconds == []
+                await engine.say(wire.Ended(request=number, outcome=outcome))
+                await handler.left.wait()
+            assert rig.client.open_requests == 0
+            [seconds] = cancelled.seconds
+            assert 0 < seconds < 5
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("answer", ["admitted", "refused"])
+def test_a_request_is_cancelled_while_it_is_asked_for(answer: str) -> None:
+    """The engine's answer is on its way; the scope is left when nothing can be held any more."""
+
+    async def scenario() -> None:
+        async with bench() as rig:
+            engine = await rig.accept_ready()
+            handler = Handler(rig.client)
+            async with anyio.create_task_group() as group:
+                group.start_soon(handler.run)
+                number = (await engine.hear(wire.Submit)).request
+                handler.scope.cancel()
+                assert await engine.hear(wire.Cancel) == wire.Cancel(request=number, outcome=Outcome.CLIENT_CANCELLED)
+                assert not handler.left.is_set()
+                if answer == "admitted":
+                    await engine.say_and_be_heard(rig.client, wire.Admitted(request=number))
+                    assert not handler.left.is_set()
+                    await engine.say(wire.Ended(request=number, outcome=Outcome.CLIENT_CANCELLED))
+                else:
+                    await engine.say(
+                        wire.Refused(request=number, outcome=Outcome.QUEUE_FULL, code="queue_full", message="full")
+                    )
+                await handler.left.wait()
+            assert not handler.admitted.is_set()
+
+    run(scenario)
+
+
+def test_an_end_that_crosses_the_cancel_on_the_wire() -> None:
+    """The engine ended the request as ok before the Cancel reached it: that is the acknowledgement too."""
+
+    async def scenario() -> None:
+        cancelled = Cancelled()
+        async with bench(on_cancelled=cancelled) as rig:
+            engine = await rig.accept_ready()
+            handler = Handler(rig.client)
+            async with anyio.create_task_group() as group:
+                group.start_soon(handler.run)
+                number = (await engine.hear(wire.Submit)).request
+                await engine.say(wire.Admitted(request=number))
+                await handler.admitted.wait()
+                handler.scope.cancel()
+                await engine.say(wire.Ended(request=number, outcome=Outcome.OK))
+                await handler.left.wait()
+                await engine.hear(wire.Cancel)
+            assert len(cancelled.seconds) == 1
+            # Once more, with the end read before the cancel is even written: then there is nothing to cancel.
+            other = Handler(rig.client)
+            async with anyio.create_task_group() as group:
+                group.start_soon(other.run)
+                number = (await engine.hear(wire.Submit)).request
+                await engine.say(wire.Admitted(request=number))
+                await other.admitted.wait()
+                await engine.say_and_be_heard(rig.client, wire.Ended(request=number, outcome=Outcome.OK))
+                other.scope.cancel()
+                await other.left.wait()
+            assert len(cancelled.seconds) == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("endless", [False, True])
+def test_whatever_await_a_cancel_hits_the_engine_holds_nothing_when_the_scope_is_left(endless: bool) -> None:
+    async def scenario() -> None:
+        async with bench() as rig, anyio.create_task_group() as group:
+            engine = ObedientEngine(await rig.accept_ready(), endless=endless)
+            group.start_soon(engine.run)
+            steps = 1
+            while await _cancelled_at(steps, rig, engine):
+                steps += 1
+            assert steps > 3
+            assert engine.admitted == steps
+            assert {cancel.outcome for cancel in engine.cancels} == {Outcome.CLIENT_CANCELLED}
+            if endless:
+                assert len(engine.cancels) == steps
+            group.cancel_scope.cancel()
+
+    run(scenario)
+
+
+async def _cancelled_at(step: int, rig: Bench, engine: ObedientEngine) -> bool:
+    """Whether the request was still under way at its `step`-th suspension, where it was cancelled."""
+    scope = anyio.CancelScope()
+
+    async def request() -> None:
+        with scope:
+            async with rig.client.open(SUBMIT) as handle:
+                tokens: list[int] = []
+                while len(tokens) < 2:
+                    tokens += [token for item in await handle.receive() for token in item.tokens]
+                assert tokens == [5, 6]
+                for _ in range(5):
+                    await anyio.lowlevel.checkpoint()
+                if engine.endless:
+                    scope.cancel()
+                with pytest.raises(EndOfGeneration):
+                    await handle.receive()
+
+    work = Interrupted(request(), step, scope.cancel)
+    await work
+    assert engine.held == set()
+    assert rig.client.open_requests == 0
+    return work.reached
+
+
+def test_a_request_that_cannot_be_sent_leaves_nothing() -> None:
+    async def scenario() -> None:
+        async with bench() as rig:
+            await rig.accept_ready()
+            unsendable = wire.Submit(request=0, public_id="", prompts=[[2**64]], sampling=SUBMIT.sampling)
+            with pytest.raises(OverflowError):
+                async with rig.client.open(unsendable):
+                    pytest.fail("sent")
+            assert rig.client.open_requests == 0
+            assert rig.client.ready
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome is not Outcome.OK])
+def test_any_other_ending_is_raised(outcome: Outcome) -> None:
+    """After everything that came before it."""
+
+    async def scenario() -> None:
+        async with bench() as rig:
+            engine = await rig.accept_ready()
+            handler = Handler(rig.client)
+            async with anyio.create_task_group() as group:
+                group.start_soon(handler.run)
+                number = (await engine.hear(wire.Submit)).request
+                ended = wire.Ended(request=number, outcome=outcome, message="why")
+                await engine.say(wire.Admitted(request=number), output(number, 1), ended)
+                await handler.admitted.wait()
+                assert handler.handle is not None
+                await handler.handle.wait_over()
+                assert [item.tokens for item in await handler.handle.receive()] == [[1]]
+                for _ in range(2):
+                    with pytest.raises(GenerationFailed, match="why") as caught:
+                        await handler.handle.receive()
+                    assert caught.value.outcome is outcome
+                handler.leave.set()
+
+    run(scenario)
