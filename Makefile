@@ -5,6 +5,9 @@ PORT ?= 8000
 MODELS ?=
 ARGS ?=
 
+# On a busy machine threads that spin for work slow everything down; `tenure serve` sets this for its engines itself.
+export GOMP_SPINCOUNT ?= 8000
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check

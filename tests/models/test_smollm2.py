@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import torch
 
@@ -13,6 +11,7 @@ from tenure.models.base import LoadedModel
 from tenure.models.loader import load
 from tenure.source import resolve_source
 from tests.models.greedy import greedy, make_batch, make_cache, make_tables, run_step
+from tests.models.reference import smollm2_reference
 
 PROMPT = (
     "<|im_start|> system Ċ You Ġare Ġa Ġhelpful ĠAI Ġassistant . <|im_end|> Ċ "
@@ -40,51 +39,7 @@ def model() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def reference(path: Path) -> Any:
-    import transformers as hf  # noqa: PLC0415 - seconds to import; only these tests need it
-
-    reader = gguf.GGUFReader(path)
-    config = hf.LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-        tie_word_embeddings=True,
-    )
-    theirs = hf.LlamaForCausalLM(config).eval()
-    theirs.load_state_dict(dict(_state(reader)), strict=False)
-    return theirs
-
-
-def _state(reader: gguf.GGUFReader) -> Any:
-    parts = {
-        "attn_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-    for tensor in reader.tensors:
-        weight = torch.from_numpy(np.array(gguf.dequantize(tensor.data, tensor.tensor_type)))
-        match tensor.name.split("."):
-            case ["token_embd", "weight"]:
-                yield "model.embed_tokens.weight", weight
-                yield "lm_head.weight", weight
-            case ["output_norm", "weight"]:
-                yield "model.norm.weight", weight
-            case ["blk", layer, part, "weight"]:
-                if part in ("attn_q", "attn_k"):
-                    # The converter put rows (half 0, half 1) of each head next to each other: put them back.
-                    weight = weight.view(-1, 32, 2, 576).swapaxes(1, 2).reshape(weight.shape)
-                yield f"model.layers.{layer}.{parts[part]}.weight", weight
+    return smollm2_reference(path)
 
 
 def test_logits_agree_for_prefill_chunks_and_decode(model: LoadedModel, reference: Any, prompt: list[int]) -> None:
