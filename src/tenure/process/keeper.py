@@ -68,6 +68,8 @@ class Keeper:
         try:
             async with running(self._spec) as process:
                 self._process = process
+                if self._stopping:  # told to drain while it was being started
+                    signal_child(process, signal.SIGTERM)
                 code = await process.wait()
         finally:
             self._process = None
