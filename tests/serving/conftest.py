@@ -67,6 +67,7 @@ def at_rest(servers: Servers, start: Start) -> Iterator[None]:
     """See the module's text. A server that the test has ended itself has nothing to show."""
     yield
     for server in servers.running:
+        server.check_alive()
         if server.alive:
             server.wait_at_rest()
             server.check_log()

@@ -52,6 +52,7 @@ class ServerProcess:
         """Of each model by its name, in the order of the command line."""
         self._log: list[str] = []
         self._announced: list[str] = []
+        self.expected_to_end = False
         self._printed: queue.Queue[str | None] = queue.Queue()
         self._relatives: dict[int, psutil.Process] = {}
         self._readers = [
@@ -128,6 +129,7 @@ class ServerProcess:
 
     def wait(self, timeout: float) -> int:
         """The exit code, once the server and every process of it has ended."""
+        self.expected_to_end = True
         self._note_relatives()
         code = self._process.wait(timeout)
         alive = [process for process in self._relatives.values() if _lives(process)]
@@ -143,16 +145,17 @@ class ServerProcess:
 
     def close(self) -> None:
         """End what is left of the server, by force if need be, and check what it leaves behind."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(60)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                raise AssertionError(f"the server did not end: {self.log_text()}") from None
         try:
+            self.check_alive()
+            if self.alive:
+                self.stop()
             self.wait(1)
         finally:
+            if self.alive:
+                self._process.kill()
+                self._process.wait()
+            for reader in self._readers:
+                reader.join(10)
             if self._http is not None:
                 self._http.close()
             for stream in (self._process.stdout, self._process.stderr):
@@ -182,6 +185,11 @@ class ServerProcess:
 
     def log_text(self) -> str:
         return "\n".join(self.log())
+
+    def check_alive(self) -> None:
+        """Fails when the server has ended and no test wanted that."""
+        code = self._process.poll()
+        assert code is None or self.expected_to_end, f"the server ended with code {code}: {self.log()[-20:]}"
 
     def check_log(self) -> None:
         assert "Traceback" not in self.log_text(), self.log_text()
