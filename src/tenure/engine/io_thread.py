@@ -37,6 +37,7 @@ class IOThread:
         self._told: queue.Queue[tuple[int, list[Output], list[Request]]] = queue.Queue(_TOLD_LIMIT)
         self._thread = threading.Thread(target=self._run, name="tenure-io", daemon=True)
         self._started = threading.Event()
+        self._ended = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scope: anyio.CancelScope | None = None
         self._orders: queue.Queue[Order] | None = None
@@ -54,6 +55,8 @@ class IOThread:
         self._orders = orders
         self._progress = progress
         self._soon(lambda: self._switchboard.open_for_business(card, limits, orders))
+        if self._ended.is_set():  # while the model was being loaded
+            orders.put(Stop())
 
     def stop(self) -> None:
         """End the thread and wait for it."""
@@ -92,6 +95,7 @@ class IOThread:
         except BaseException:
             logger.exception("the I/O thread failed")
         finally:
+            self._ended.set()
             self._started.set()
             if self._orders is not None:
                 self._orders.put(Stop())

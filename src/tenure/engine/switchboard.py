@@ -3,9 +3,12 @@
 Runs in the engine's I/O thread, on its event loop, and is never blocked by a step. State, owned by this thread:
 
 - `_gate`: permits. One is held by each `_Open` entry, from its admission until the loop says that its request is over.
-- `_open`: the admitted requests by the engine's own number; a connection maps its numbers to these.
+- `_open`: the admitted requests by the engine's own number; a connection has its own by the numbers it gave them.
 - `_connections`: a connection is the holder of its requests; when it is lost they are cancelled, and their permits come
   back like all others, when the loop reports that they hold nothing.
+
+A connection is served once it has said that it speaks our version of the protocol. What cannot be matched, or comes a
+second time, is counted and otherwise ignored, so that a request never means more than a few orders to the loop.
 
 The loop's thread talks to this object through `publish` and `tell` only.
 """
@@ -33,36 +36,45 @@ from tenure.wire.outbox import Outbox, OutboxFull
 logger = logging.getLogger("tenure.engine")
 
 _HEARTBEAT_INTERVAL = 1.0
+_OTHER_VERSION = f"this engine speaks version {wire.PROTOCOL_VERSION} of the protocol alone"
 
 
 class _Open:
-    """An admitted request: its permit, and where its outputs go."""
+    """An admitted request: its permit, where its outputs go, and what the loop has been told about its end."""
 
-    __slots__ = ("connection", "permit", "wire_number")
+    __slots__ = ("cancelled", "connection", "finished", "number", "permit", "wire_number")
 
-    def __init__(self, permit: Permit, connection: "_Connection", wire_number: int) -> None:
+    def __init__(self, number: int, permit: Permit, connection: "_Connection", wire_number: int) -> None:
+        self.number = number
         self.permit = permit
         self.connection = connection
         self.wire_number = wire_number
+        self.cancelled = False
+        self.finished: set[int] = set()
 
 
 class _Connection:
     """An API process, as long as its socket is open."""
 
-    __slots__ = ("number", "outbox", "requests")
+    __slots__ = ("greeted", "number", "outbox", "requests")
 
     def __init__(self, number: int, outbox: Outbox) -> None:
         self.number = number
         self.outbox = outbox
-        self.requests: dict[int, int] = {}  # its number of a request -> ours
+        self.greeted = False
+        self.requests: dict[int, _Open] = {}  # by its own numbers
 
 
 class Switchboard:
-    """See the module's docstring. Until `open_for_business` is called, every request is refused as unavailable."""
+    """See the module's docstring. Until `open_for_business` is called, every request is refused as unavailable.
 
-    def __init__(self, epoch: str, index: int) -> None:
+    `outbox_bytes`: how much may wait for an API process that does not read, before it is taken for dead.
+    """
+
+    def __init__(self, epoch: str, index: int, *, outbox_bytes: int = 256 * 1024 * 1024) -> None:
         self._epoch = epoch
         self._index = index
+        self._outbox_bytes = outbox_bytes
         self._card: wire.ModelCard | None = None
         self._gate: Gate | None = None
         self._orders: queue.Queue[Order] | None = None
@@ -78,7 +90,8 @@ class Switchboard:
         """The model is loaded and the loop is about to run."""
         self._card, self._gate, self._orders = card, Gate(limits), orders
         for connection in self._connections.values():
-            connection.outbox.put(wire.Ready(card=card, epoch=self._epoch))
+            if connection.greeted:
+                self._send(connection, wire.Ready(card=card, epoch=self._epoch))
 
     def publish(self, snapshot: EngineSnapshot) -> None:
         """Take the loop's newest snapshot. Called in the loop's thread: one assignment."""
@@ -109,7 +122,7 @@ class Switchboard:
     async def serve(self, stream: ByteStream) -> None:
         """Serve one connection until it is lost; then cancel what it held."""
         channel: Channel[wire.ToEngine] = Channel(stream, wire.ToEngine)
-        connection = _Connection(next(self._numbers), Outbox(channel))
+        connection = _Connection(next(self._numbers), Outbox(channel, self._outbox_bytes))
         async with AsyncExitStack() as stack:
             stack.push_async_callback(channel.aclose)
             stack.callback(self._lose, connection)
@@ -135,8 +148,9 @@ class Switchboard:
 
     def _lose(self, connection: _Connection) -> None:
         del self._connections[connection.number]
-        for number in connection.requests.values():
-            self._order(Cancel(number, Outcome.WORKER_LOST))
+        for entry in connection.requests.values():
+            if not entry.cancelled:
+                self._cancel(entry, Outcome.WORKER_LOST)
 
     def _handle(self, connection: _Connection, message: wire.ToEngine) -> None:
         match message:
@@ -145,52 +159,65 @@ class Switchboard:
             case wire.Submit():
                 self._submit(connection, message)
             case wire.Cancel(request=number, outcome=outcome):
-                self._forward(connection, number, lambda ours: Cancel(ours, outcome))
+                self._cancel(connection.requests.get(number), outcome)
             case wire.FinishItem(request=number, index=index):
-                self._forward(connection, number, lambda ours: Finish(ours, index))
+                self._finish(connection.requests.get(number), index)
             case wire.AskLedger(sequence=sequence):
                 self._report(connection, sequence)
 
     def _greet(self, connection: _Connection, hello: wire.Hello) -> None:
-        if hello.version != wire.PROTOCOL_VERSION:
-            reason = f"this engine speaks version {wire.PROTOCOL_VERSION} of the protocol, not {hello.version}"
-            connection.outbox.put(wire.Unready(reason=reason))
+        connection.greeted = hello.version == wire.PROTOCOL_VERSION
+        if not connection.greeted:
+            logger.error("API process %d: %s", hello.worker, _OTHER_VERSION)
+            self._send(connection, wire.Unready(reason=_OTHER_VERSION))
         elif self._card is None:
-            connection.outbox.put(wire.Unready(reason="the model is being loaded"))
+            self._send(connection, wire.Unready(reason="the model is being loaded"))
         else:
-            connection.outbox.put(wire.Ready(card=self._card, epoch=self._epoch))
+            self._send(connection, wire.Ready(card=self._card, epoch=self._epoch))
 
     def _submit(self, connection: _Connection, submit: wire.Submit) -> None:
         if submit.request in connection.requests:
             raise PeerGone(f"request {submit.request} was submitted twice")
-        answer = self._gate.ask(submit.prompts, submit.n) if self._gate is not None else _LOADING
+        answer = self._ask(connection, submit)
         if isinstance(answer, Refusal):
-            connection.outbox.put(_refused(submit.request, answer))
+            self._send(connection, _refused(submit.request, answer))
             return
         number = next(self._numbers)
-        self._open[number] = _Open(answer, connection, submit.request)
-        connection.requests[submit.request] = number
-        connection.outbox.put(wire.Admitted(request=submit.request))
+        self._open[number] = connection.requests[submit.request] = _Open(number, answer, connection, submit.request)
+        self._send(connection, wire.Admitted(request=submit.request))
         self._order(Add(_request(number, submit)))
 
-    def _forward(self, connection: _Connection, number: int, order: Callable[[int], Order]) -> None:
-        ours = connection.requests.get(number)
-        if ours is None:
+    def _ask(self, connection: _Connection, submit: wire.Submit) -> Permit | Refusal:
+        if not connection.greeted:
+            return Refusal(Outcome.UNAVAILABLE, "engine_unavailable", _OTHER_VERSION)
+        if self._gate is None:
+            return Refusal(Outcome.UNAVAILABLE, "engine_unavailable", "the model is being loaded; try again shortly")
+        return self._gate.ask(submit.prompts, submit.n)
+
+    def _cancel(self, entry: _Open | None, outcome: Outcome) -> None:
+        if entry is None or entry.cancelled:
             self._unmatched += 1  # it ended while the message was on its way
-        else:
-            self._order(order(ours))
+            return
+        entry.cancelled = True
+        self._order(Cancel(entry.number, outcome))
+
+    def _finish(self, entry: _Open | None, index: int) -> None:
+        if entry is None or entry.cancelled or index in entry.finished or not 0 <= index < entry.permit.items:
+            self._unmatched += 1
+            return
+        entry.finished.add(index)
+        self._order(Finish(entry.number, index))
 
     def _report(self, connection: _Connection, sequence: int) -> None:
         if self._card is None or self._gate is None or self._snapshot is None:
-            connection.outbox.put(wire.Unready(reason="the model is being loaded"))
-            return
+            return  # there is no ledger yet; who asks has a deadline
         gate = self._gate.snapshot()
         ledger = engine_ledger(self._card, self._index, self._epoch, gate, self._snapshot, self._unmatched)
-        connection.outbox.put(wire.LedgerReply(sequence=sequence, ledger=ledger))
+        self._send(connection, wire.LedgerReply(sequence=sequence, ledger=ledger))
 
     def _order(self, order: Order) -> None:
         assert self._orders is not None
-        # Cannot be full: the gate bounds the requests, and each request the orders about it.
+        # Cannot be full: the gate bounds the requests; each means an `Add`, a `Cancel` at most, a `Finish` an item.
         self._orders.put_nowait(order)
 
     def _send(self, connection: _Connection | None, message: wire.FromEngine) -> None:
@@ -210,9 +237,6 @@ class Switchboard:
             for connection in self._connections.values():
                 self._send(connection, wire.Heartbeat(step=step, step_age=age, outstanding_tokens=held))
             await anyio.sleep(_HEARTBEAT_INTERVAL)
-
-
-_LOADING = Refusal(Outcome.UNAVAILABLE, "engine_unavailable", "the model is being loaded; try again shortly")
 
 
 def _request(number: int, submit: wire.Submit) -> Request:
