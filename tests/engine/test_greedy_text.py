@@ -1,6 +1,6 @@
 """Greedy text of SmolLM2 through scheduler and executor: 200 tokens for ten prompts, whatever runs beside them.
 
-Transformers' own implementation is the judge. It is given each finished text as a whole, so every token is compared with
+Transformers' own implementation is the judge. It is given each finished text as a whole, so each token is compared with
 its best token at that place; a difference counts only where its two best logits are not closer than 1e-4.
 """
 

@@ -112,14 +112,21 @@ def test_files_that_are_no_json_object(text: str, tmp_path: Path) -> None:
 
 
 def test_sampling_defaults_are_those_named_and_finite(tmp_path: Path) -> None:
-    generation = {"temperature": 0.6, "top_p": 0.9, "top_k": None, "repetition_penalty": float("inf"), "min_p": True}
+    generation = {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": None,
+        "max_new_tokens": 99,
+        "repetition_penalty": float("inf"),
+        "min_p": True,
+    }
     source = folder(tmp_path, LLAMA, generation | {"do_sample": True, "max_length": 20})
-    assert read_sampling_defaults(source) == {"temperature": 0.6, "top_p": 0.9}
+    assert read_sampling_defaults(source) == {"temperature": 0.6, "top_p": 0.9, "max_new_tokens": 99}
 
 
-def test_a_greedy_generation_config_means_temperature_zero(tmp_path: Path) -> None:
+def test_do_sample_does_not_make_answers_greedy(tmp_path: Path) -> None:
     source = folder(tmp_path, LLAMA, {"do_sample": False, "temperature": 0.6})
-    assert read_sampling_defaults(source) == {"temperature": 0.0}
+    assert read_sampling_defaults(source) == {"temperature": 0.6}
 
 
 def test_no_generation_config_names_nothing(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tenure.source import ResolvedSource, SourceKind
 Raw = Mapping[str, Any]
 
 MAX_CONFIG_BYTES = 16 << 20
-SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def read_config(source: ResolvedSource) -> ModelConfig:
 def read_sampling_defaults(source: ResolvedSource) -> dict[str, float]:
     """The sampling values that the model's authors recommend, under their API names; those it names only.
 
-    Values that are not finite numbers are left out.
+    Values that are not finite numbers are left out. `do_sample` has no say here, as in vLLM.
     """
     if source.kind is SourceKind.GGUF:
         with GGUFFile.open(source.path) as file:
@@ -98,8 +98,6 @@ def read_sampling_defaults(source: ResolvedSource) -> dict[str, float]:
     else:
         raw = _read_json(source.path / "generation_config.json", required=False)
     defaults = {key: raw.get(key) for key in SAMPLING_KEYS}
-    if raw.get("do_sample") is False:
-        defaults = {"temperature": 0.0, "repetition_penalty": raw.get("repetition_penalty")}
     return {
         key: value
         for key, value in defaults.items()
