@@ -6,6 +6,10 @@ _TOKENS_SCALE = 32.0
 _CONTEXT_SCALE = 8192.0
 _RATE = 0.2
 """How far one step moves the estimate towards what it took."""
+_SURPRISE = 3.0
+"""How many times its estimate a step can have taken at most, as far as it is believed. A process that was stopped in a
+long step would otherwise make its steps short, and so never learn again what long ones take."""
+_LEAST_SURPRISE = 0.001
 
 
 class StepCostEstimator:
@@ -25,8 +29,9 @@ class StepCostEstimator:
         """Learn from one finished step."""
         x = (1.0, tokens / _TOKENS_SCALE, context / _CONTEXT_SCALE)
         predicted = self.fixed + self.per_token * tokens + self.per_context * context
-        # The first steps are taken at their word.
         rate = max(_RATE, 1.0 / (1 + self._steps))
+        if rate == _RATE:  # the first steps are taken at their word
+            seconds = min(seconds, max(_SURPRISE * predicted, _LEAST_SURPRISE))
         move = rate * (seconds - predicted) / sum(value * value for value in x)
         self.fixed = max(0.0, self.fixed + move * x[0])
         self.per_token = max(1e-9, self.per_token + move * x[1] / _TOKENS_SCALE)
