@@ -1,0 +1,205 @@
+"""The I/O thread answers beside the loop's thread, hands over in order, and ends when it should: with its engine."""
+
+import os
+import queue
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tenure.core.report import Limits
+from tenure.core.scheduler import Scheduler
+from tenure.engine.io_thread import IOThread
+from tenure.engine.loop import Add, Cancel, EngineSnapshot, Order, Progress, Stop
+from tenure.engine.switchboard import Switchboard
+from tenure.outcomes import Outcome
+from tenure.wire import messages as wire
+from tests.engine.switchboards import ROOMY, output, submit
+from tests.wire.samples import CARD
+
+_HEADER_BYTES = 4
+
+
+class Peer:
+    """An API process, without an event loop."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(5)
+        self._socket.connect(str(path))
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(wire.FromEngine)
+
+    def say(self, *messages: msgspec.Struct) -> None:
+        for message in messages:
+            payload = msgspec.msgpack.encode(message)
+            self._socket.sendall(len(payload).to_bytes(_HEADER_BYTES, "big") + payload)
+
+    def hear(self) -> Any:
+        """The next message that is no heartbeat; None when the engine has closed the connection."""
+        while True:
+            header = self._read(_HEADER_BYTES)
+            if not header:
+                return None
+            message = self._decoder.decode(self._read(int.from_bytes(header, "big")))
+            if not isinstance(message, wire.Heartbeat):
+                return message
+
+    def _read(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            more = self._socket.recv(count - len(data))
+            if not more:
+                return b""
+            data += more
+        return data
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Rig:
+    """A thread that runs, seen from the engine's main thread."""
+
+    def __init__(self, path: Path, lifeline: int) -> None:
+        self.path = path
+        self.orders: queue.Queue[Order] = queue.Queue(1000)
+        self.peers: list[Peer] = []
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen()
+        self.thread = IOThread(Switchboard("epoch", 0), listener, lifeline)
+
+    def open(self) -> None:
+        self.thread.open_for_business(CARD, ROOMY, self.orders, lambda: Progress(1, None))
+        scheduler = Scheduler(Limits(max_model_len=64, num_blocks=16, block_size=4, num_slots=4))
+        self.thread.publish(EngineSnapshot(1, scheduler.snapshot(), [], True))
+
+    def connect(self) -> Peer:
+        peer = Peer(self.path)
+        self.peers.append(peer)
+        peer.say(wire.Hello(worker=0))
+        return peer
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Rig]:
+    reading, writing = os.pipe()
+    rig = Rig(folder / "engine.sock", reading)
+    rig.thread.start()
+    try:
+        yield rig
+    finally:
+        rig.thread.stop()
+        for peer in rig.peers:
+            peer.close()
+        os.close(writing)
+        os.close(reading)
+
+
+def test_requests_go_to_the_loop_and_endings_come_back(tmp_path: Path) -> None:
+    with running(tmp_path) as rig:
+        peer = rig.connect()
+        assert isinstance(peer.hear(), wire.Unready)  # it answers while the model is being loaded
+        rig.open()
+        assert peer.hear() == wire.Ready(card=CARD, epoch="epoch")
+        peer.say(submit(1), wire.Cancel(request=1, outcome=Outcome.ABORTED))
+        assert peer.hear() == wire.Admitted(request=1)
+        add = rig.orders.get(timeout=5)
+        assert isinstance(add, Add)
+        assert rig.orders.get(timeout=5) == Cancel(add.request.number, Outcome.ABORTED)
+        add.request.outcome = Outcome.ABORTED
+        rig.thread.tell(1, [output(add.request, 0, 9)], [add.request])
+        assert peer.hear().outputs[0].tokens == [9]
+        assert peer.hear() == wire.Ended(request=1, outcome=Outcome.ABORTED)
+
+
+def test_what_the_loop_tells_arrives_whole_and_in_order(tmp_path: Path) -> None:
+    """Also when it tells faster than the thread can deliver."""
+    with running(tmp_path) as rig:
+        rig.open()
+        peer = rig.connect()
+        peer.say(submit(1))
+        assert isinstance(peer.hear(), wire.Ready)
+        assert isinstance(peer.hear(), wire.Admitted)
+        add = rig.orders.get(timeout=5)
+        assert isinstance(add, Add)
+        for step in range(5000):
+            rig.thread.tell(step, [output(add.request, 0, step)], [])
+        rig.thread.tell(5000, [], [add.request])
+        heard = [peer.hear() for _ in range(5001)]
+        assert [message.outputs[0].tokens for message in heard[:-1]] == [[step] for step in range(5000)]
+        assert isinstance(heard[-1], wire.Ended)
+
+
+def test_stopping_ends_the_thread_and_its_connections(tmp_path: Path) -> None:
+    with running(tmp_path) as rig:
+        rig.open()
+        peer = rig.connect()
+        peer.say(submit(1))
+        assert isinstance(peer.hear(), wire.Ready)
+        assert isinstance(peer.hear(), wire.Admitted)
+        rig.thread.stop()
+        assert peer.hear() is None
+        assert [type(rig.orders.get(timeout=5)) for _ in range(3)] == [Add, Cancel, Stop]
+        rig.thread.tell(1, [], [])  # nobody is there to hear it, which is no error
+        rig.thread.stop()
+        with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
+            late.connect(str(rig.path))
+
+
+@pytest.mark.parametrize("when", ["before the loop runs", "while the loop runs"])
+def test_a_thread_that_fails_stops_the_loop(tmp_path: Path, when: str) -> None:
+    """An engine that nobody can reach must end, also if its model was still being loaded."""
+    reading, writing = os.pipe()
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(tmp_path / "engine.sock"))  # and does not listen: accepting fails
+        thread = IOThread(Switchboard("epoch", 0), deaf, reading)
+        orders: queue.Queue[Order] = queue.Queue()
+        if when == "while the loop runs":
+            thread._orders = orders
+        thread.start()
+        if when == "before the loop runs":
+            thread._thread.join(timeout=5)
+            thread.open_for_business(CARD, ROOMY, orders, lambda: Progress(0, None))
+        assert orders.get(timeout=5) == Stop()
+        thread.stop()
+    os.close(writing)
+    os.close(reading)
+
+
+_ENGINE = """
+import socket, sys, threading
+from tenure.engine.io_thread import IOThread
+from tenure.engine.switchboard import Switchboard
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+IOThread(Switchboard("epoch", 0), listener, 0).start()
+print("started", flush=True)
+threading.Event().wait()  # as an engine in an endless step
+"""
+
+
+def test_the_engine_ends_with_its_life_line(tmp_path: Path) -> None:
+    """Whatever its main thread does; what was written to the life line meanwhile is no end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _ENGINE, str(tmp_path / "engine.sock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"started\n"
+        process.stdin.write(b"something\n")
+        process.stdin.flush()
+        peer = Peer(tmp_path / "engine.sock")
+        peer.say(wire.Hello(worker=0))
+        assert isinstance(peer.hear(), wire.Unready)
+        process.stdin.close()
+        assert process.wait(timeout=5) == 0
+        peer.close()

@@ -1,0 +1,351 @@
+"""The loop obeys its orders in order, tells no ending before it can be read in the snapshot, and rests when idle."""
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from tenure.core.budget import StepBudget
+from tenure.core.ledger import LedgerError
+from tenure.core.plan import RowResult, StepPlan, StepResult
+from tenure.core.report import Limits, Output
+from tenure.core.request import Request
+from tenure.core.scheduler import Scheduler
+from tenure.engine.loop import Add, Cancel, EngineLoop, EngineSnapshot, Finish, Order, Stop
+from tenure.outcomes import FinishReason, Outcome
+from tenure.sampling import SamplingParams
+from tests.core.executor import ScriptedExecutor
+
+LIMITS = Limits(max_model_len=64, num_blocks=32, block_size=4, num_slots=4)
+
+
+def request(number: int, *, length: int = 3, max_tokens: int = 4, n: int = 1, label: str = "") -> Request:
+    sampling = SamplingParams(max_tokens=max_tokens, seed=number)
+    return Request(
+        number, [[1 + number] * length], sampling, n=n, public_id=f"cmpl-{number}", label=label, arrived_at=100.0
+    )
+
+
+class Clock:
+    """Stands still unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Told:
+    step: int
+    outputs: list[Output]
+    ended: list[Request]
+    snapshot: EngineSnapshot
+    """What was published last when this was told."""
+
+
+@dataclass
+class Port:
+    """Records what the loop says; `on_told` may answer it with orders."""
+
+    snapshots: list[EngineSnapshot] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
+    on_told: Callable[[Told], None] = lambda told: None
+
+    def publish(self, snapshot: EngineSnapshot) -> None:
+        self.snapshots.append(snapshot)
+
+    def tell(self, step: int, outputs: list[Output], ended: list[Request]) -> None:
+        told = Told(step, outputs, ended, self.snapshots[-1])
+        self.told.append(told)
+        self.on_told(told)
+
+    @property
+    def ended(self) -> list[tuple[int, Outcome | None]]:
+        return [(request.number, request.outcome) for told in self.told for request in told.ended]
+
+    @property
+    def tokens(self) -> Counter[int]:
+        """How many came for each request."""
+        return Counter(output.request.number for told in self.told for output in told.outputs)
+
+
+class Executor(ScriptedExecutor):
+    """Fails as a whole in the steps of `fails`: at launch, or while landing, where it is none the wiser."""
+
+    def __init__(self, clock: Clock, fails: dict[int, str] | None = None) -> None:
+        super().__init__(LIMITS)
+        self.plans: list[StepPlan] = []
+        self._clock = clock
+        self._fails = fails or {}
+
+    def launch(self, plan: StepPlan) -> None:
+        self.plans.append(plan)
+        if self._fails.get(plan.number) == "launch":
+            raise RuntimeError("secret detail of the launch")
+        super().launch(plan)
+
+    def land(self) -> StepResult:
+        self._clock.now += 0.01
+        result = super().land()
+        if self._fails.get(result.number) == "land":
+            raise RuntimeError("secret detail of the landing")
+        return result
+
+
+class CountingScheduler(Scheduler):
+    """Counts how often it is asked for a plan, and finds a fault in the ledger when told to."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.plans = 0
+        self.audits = 0
+        self.broken = False
+
+    def plan(self, budget: StepBudget) -> StepPlan | None:
+        self.plans += 1
+        return super().plan(budget)
+
+    def audit(self) -> None:
+        self.audits += 1
+        super().audit()
+        if self.broken:
+            raise LedgerError("a block is missing")
+
+
+class Rig:
+    """A loop with everything around it."""
+
+    def __init__(self, fails: dict[int, str] | None = None, max_tokens: int = 64) -> None:
+        self.clock = Clock()
+        self.scheduler = CountingScheduler(LIMITS)
+        self.executor = Executor(self.clock, fails)
+        self.orders: queue.Queue[Order] = queue.Queue()
+        self.port = Port()
+        self.loop = EngineLoop(
+            self.scheduler,
+            self.executor,
+            self.orders,
+            self.port,
+            max_tokens=max_tokens,
+            step_time=0.0,
+            clock=self.clock,
+        )
+
+    def run(self, *orders: Order, ends: int = 0) -> None:
+        """Run with `orders`; once all their requests, or `ends` requests, have ended, the loop is stopped."""
+        wanted = len(self.port.ended) + (ends or sum(isinstance(order, Add) for order in orders))
+        answer = self.port.on_told
+
+        def on_told(told: Told) -> None:
+            answer(told)
+            if len(self.port.ended) >= wanted:
+                self.orders.put(Stop())
+
+        self.port.on_told = on_told
+        for order in orders:
+            self.orders.put(order)
+        self.loop.run()
+        self.port.on_told = answer
+        assert not self.scheduler.busy
+
+
+def test_requests_run_to_their_end() -> None:
+    rig = Rig()
+    rig.run(Add(request(1, max_tokens=4)), Add(request(2, n=3, max_tokens=2)))
+    assert sorted(rig.port.ended) == [(1, Outcome.OK), (2, Outcome.OK)]
+    assert rig.port.tokens == {1: 4, 2: 6}
+    last = rig.port.snapshots[-1].scheduler
+    assert last.counts.sampled == 10
+    assert last.finish_reasons == {FinishReason.LENGTH: 4}
+    assert last.ledger.conserved
+    assert (last.requests, last.ledger.leased) == (0, 0)
+
+
+def test_snapshots_come_before_words_about_endings() -> None:
+    """Whoever has seen an ending finds it in the ledger; and the first snapshot comes before anything else."""
+    rig = Rig()
+    rig.run(Add(request(1)), Add(request(2, max_tokens=2)), Add(request(3)), Cancel(3, Outcome.CLIENT_CANCELLED))
+    assert rig.port.snapshots[0].scheduler.requests == 0
+    assert [snapshot.sequence for snapshot in rig.port.snapshots] == list(range(1, len(rig.port.snapshots) + 1))
+    open_requests = 3
+    for told in rig.port.told:
+        open_requests -= len(told.ended)
+        assert told.snapshot.scheduler.requests == open_requests
+        assert told.snapshot.conserved
+    assert open_requests == 0
+
+
+def test_orders_are_obeyed_in_order() -> None:
+    """A cancel that follows its request finds it; one that comes before is counted and does not reach ahead."""
+    rig = Rig()
+    rig.run(Cancel(1, Outcome.ABORTED), Add(request(1)), Add(request(2)), Cancel(2, Outcome.DEADLINE), Finish(9, 0))
+    assert rig.port.ended == [(2, Outcome.DEADLINE), (1, Outcome.OK)]
+    assert rig.port.tokens == {1: 4}
+    assert rig.port.snapshots[-1].scheduler.counts.unmatched == 2
+
+
+def test_a_cancel_ends_a_request_within_the_step() -> None:
+    rig = Rig()
+
+    def cancel(told: Told) -> None:
+        if told.step == 3 and told.outputs:
+            rig.orders.put(Cancel(1, Outcome.CLIENT_CANCELLED))
+
+    rig.port.on_told = cancel
+    rig.run(Add(request(1, max_tokens=50)), Add(request(2, max_tokens=20)))
+    assert rig.port.ended == [(1, Outcome.CLIENT_CANCELLED), (2, Outcome.OK)]
+    assert rig.port.tokens == {1: 3, 2: 20}
+    assert [len(plan.rows) for plan in rig.executor.plans] == [2] * 3 + [1] * 17
+
+
+def test_an_item_that_needs_no_more_tokens_is_finished() -> None:
+    rig = Rig()
+
+    def finish(told: Told) -> None:
+        if any(output.index == 1 for output in told.outputs):
+            rig.orders.put(Finish(1, 1))
+
+    rig.port.on_told = finish
+    rig.run(Add(request(1, n=2, max_tokens=9)))
+    assert rig.port.ended == [(1, Outcome.OK)]
+    counts = Counter(output.index for told in rig.port.told for output in told.outputs)
+    assert counts == {0: 9, 1: 1}
+
+
+@pytest.mark.parametrize("where", ["launch", "land"])
+def test_a_step_that_fails_ends_its_own_requests_alone(where: str) -> None:
+    """With an error that gives nothing away; the loop goes on with the others."""
+    rig = Rig({2: where})
+    failed, later = request(1, max_tokens=9), request(2)
+
+    def add(told: Told) -> None:
+        if told.ended == [failed]:
+            rig.orders.put(Add(later))
+
+    rig.port.on_told = add
+    rig.run(Add(failed), ends=2)
+    rig.scheduler.audit()
+    assert rig.port.ended == [(1, Outcome.ENGINE_ERROR), (2, Outcome.OK)]
+    assert "secret" not in failed.message
+    assert failed.message
+    assert rig.port.tokens == {1: 1, 2: 4}
+    assert rig.port.snapshots[-1].conserved
+
+
+def test_requests_that_wait_survive_a_step_that_fails() -> None:
+    rig = Rig({1: "launch"}, max_tokens=8)
+    rig.run(*(Add(request(number, length=8)) for number in range(1, 4)))
+    outcomes = dict(rig.port.ended)
+    assert outcomes == {1: Outcome.ENGINE_ERROR, 2: Outcome.OK, 3: Outcome.OK}
+
+
+def test_a_result_that_answers_another_plan_ends_the_loop() -> None:
+    """That is our bug, and nothing that the ledger says could be believed afterwards."""
+
+    class Confused(Executor):
+        def land(self) -> StepResult:
+            result = super().land()
+            return StepResult(result.number, [RowResult(row.slot + 1, row.generation) for row in result.rows])
+
+    rig = Rig()
+    rig.loop._executor = Confused(rig.clock)
+    rig.orders.put(Add(request(1)))
+    with pytest.raises(LedgerError):
+        rig.loop.run()
+
+
+def test_an_idle_loop_rests() -> None:
+    """It waits for orders without asking for plans, and an order that has no work in it wakes it just once."""
+    rig = Rig()
+    woken = queue.Queue[int]()
+
+    class Orders(queue.Queue[Order]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Order:
+            if block and self.empty():
+                woken.put(rig.scheduler.plans)
+            return super().get(block, timeout)
+
+    orders = Orders()
+    rig.loop._orders = orders
+    thread = threading.Thread(target=rig.loop.run)
+    thread.start()
+    assert woken.get(timeout=5) == 0
+    orders.put(Cancel(5, Outcome.ABORTED))
+    assert woken.get(timeout=5) == 1
+    orders.put(Add(request(1, max_tokens=3)))
+    assert woken.get(timeout=5) == 5  # three steps, and the question that found nothing to do
+    assert rig.loop.progress.since is None
+    orders.put(Stop())
+    thread.join(timeout=5)
+    assert not thread.is_alive()
+    assert woken.empty()
+    assert rig.scheduler.plans == 5
+
+
+def test_a_stop_is_obeyed_in_the_middle_of_work() -> None:
+    rig = Rig()
+    rig.port.on_told = lambda told: rig.orders.put(Stop()) if told.step == 2 else None
+    rig.orders.put(Add(request(1, max_tokens=50)))
+    rig.loop.run()
+    assert rig.port.tokens == {1: 2}
+
+
+def test_progress_names_the_step_that_runs() -> None:
+    rig = Rig()
+    seen: list[tuple[int, float | None]] = []
+    launch = rig.executor.launch
+
+    def watched(plan: StepPlan) -> None:
+        seen.append(tuple(rig.loop.progress))  # type: ignore[arg-type]
+        launch(plan)
+
+    rig.executor.launch = watched  # type: ignore[method-assign]
+    rig.run(Add(request(1, max_tokens=2)))
+    assert seen == [(1, 100.0), (2, pytest.approx(100.01))]
+    assert rig.loop.progress == (2, None)
+
+
+def test_a_ledger_that_does_not_add_up_is_told() -> None:
+    """And stays told, until someone starts the engine anew."""
+    rig = Rig()
+    rig.run(Add(request(1)))
+    assert rig.port.snapshots[-1].conserved
+    rig.scheduler.broken = True
+    rig.clock.now += 10
+    rig.run(Add(request(2)))
+    assert [told.snapshot.conserved for told in rig.port.told if told.ended] == [True, False]
+    rig.scheduler.broken = False
+    rig.clock.now += 10
+    rig.run(Add(request(3)))
+    assert rig.port.ended[-1] == (3, Outcome.OK)
+    assert not rig.port.snapshots[-1].conserved
+
+
+def test_the_audit_is_made_when_idle_and_once_a_second_at_most() -> None:
+    rig = Rig()
+    rig.run(Add(request(1, max_tokens=20)))
+    assert rig.scheduler.audits == 1
+    for number in range(2, 12):
+        rig.clock.now += 0.3
+        rig.run(Add(request(number, max_tokens=1)))
+    assert 3 <= rig.scheduler.audits <= 5
+
+
+def test_holders_are_shown_with_what_they_hold() -> None:
+    """Those that have not ended, oldest request first, and no more than a page of them."""
+    rig = Rig()
+    rig.run(Add(request(1, length=5, max_tokens=3, label="mine")), *(Add(request(n, n=30)) for n in range(2, 5)))
+    first = next(snapshot for snapshot in rig.port.snapshots if snapshot.scheduler.counts.steps == 1)
+    row = first.holders[0]
+    assert (row.holder, row.request, row.label, row.state) == ("item 1", "cmpl-1", "mine", "running")
+    assert (row.blocks, row.age_s) == (2, 0.01)
+    assert len(first.holders) == 64
+    waiting = [row for row in first.holders if row.state == "waiting"]
+    assert waiting
+    assert all(row.blocks == 0 for row in waiting)
+    assert rig.port.snapshots[-1].holders == []
