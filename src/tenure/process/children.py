@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import anyio
@@ -36,23 +36,24 @@ class ChildSpec:
     descriptors: tuple[int, ...]
     on_report: Callable[[AnyReport], None]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Set on top of the supervisor's own environment."""
+    """Set where the supervisor's own environment does not say otherwise."""
 
 
 @asynccontextmanager
 async def running(spec: ChildSpec) -> AsyncIterator[Process]:
-    """A started child, which has its configuration."""
+    """A started child, which has been sent its configuration."""
     reading, writing = os.pipe()
     try:
         arguments = [str(number) for number in (*spec.descriptors, writing, os.getpid())]
-        process = await anyio.open_process(
-            [sys.executable, "-m", spec.module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=None,
-            stderr=None,
-            pass_fds=(*spec.descriptors, writing),
-            env=environment_with(spec.environment),
-        )
+        with anyio.CancelScope(shield=True):  # a start that is cancelled half way would have no owner
+            process = await anyio.open_process(
+                [sys.executable, "-m", spec.module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=None,
+                stderr=None,
+                pass_fds=(*spec.descriptors, writing),
+                env=environment_with(spec.environment),
+            )
     except BaseException:
         os.close(reading)
         raise
@@ -60,7 +61,8 @@ async def running(spec: ChildSpec) -> AsyncIterator[Process]:
         os.close(writing)
     try:
         assert process.stdin is not None
-        await process.stdin.send(msgspec.json.encode(spec.config) + b"\n")
+        with suppress(anyio.BrokenResourceError, OSError):  # it has ended already, as its exit code will tell
+            await process.stdin.send(msgspec.json.encode(spec.config) + b"\n")
         async with anyio.create_task_group() as group:
             group.start_soon(_read_reports, reading, spec.on_report)
             yield process

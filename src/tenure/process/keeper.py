@@ -30,15 +30,26 @@ class ServerEnded(Exception):
 
 
 class Keeper:
-    """Owns one child. `ended` is set once it has ended and will not be started again."""
+    """Owns one child. `ended` is set once it has ended and will not be started again.
 
-    def __init__(self, spec: ChildSpec, *, restart: bool, after_death: Callable[[], None] = lambda: None) -> None:
+    `after_death` is called after each of its lives, whatever the end.
+    """
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        *,
+        restart: bool,
+        after_death: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.ended = anyio.Event()
         self._scope = anyio.CancelScope()
         self._spec = replace(spec, on_report=self._on_report)
         self._pass_on = spec.on_report
         self._restart = restart
         self._after_death = after_death
+        self._clock = clock
         self._process: Process | None = None
         self._failed: Failed | None = None
         self._stopping = False
@@ -87,7 +98,7 @@ class Keeper:
         name = self._spec.name
         if self._failed is not None:
             raise ServerEnded(1, self._failed.message)
-        self._deaths.append(time.monotonic())
+        self._deaths.append(self._clock())
         often = len(self._deaths) == _DEATHS and self._deaths[-1] - self._deaths[0] < _DEATHS_WITHIN
         if often or not self._restart:
             raise ServerEnded(1, f"the {name} died ({_describe(code)}); the server ends")

@@ -1,0 +1,174 @@
+"""A child gets its configuration, is heard to its last word, and leaves nothing, whatever its end."""
+
+import os
+import signal
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tenure.process import children
+from tenure.process.children import running, signal_child
+from tenure.process.reports import Failed, Serving
+from tests.process.programs import Programs, Settings, nothing_left, wait_for
+from tests.tasks import run
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    monkeypatch.chdir(tmp_path)
+    return Programs(tmp_path)
+
+
+def test_configuration_descriptors_and_environment_reach_the_child(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's own environment has the last word."""
+    monkeypatch.setenv("TENURE_TEST_OURS", "user")
+    reading, writing = os.pipe()
+    spec = programs.spec(
+        """
+os.write(descriptors[0], b"here")
+report("Failed", message=config["text"] + os.environ["TENURE_TEST_OURS"] + os.environ["TENURE_TEST_EXTRA"])
+report("Failed", message=str(parent == os.getppid()))
+""",
+        descriptors=(writing,),
+        environment={"TENURE_TEST_OURS": "server", "TENURE_TEST_EXTRA": "extra"},
+    )
+
+    async def scenario() -> None:
+        async with running(spec) as process:
+            assert await process.wait() == 0
+        assert programs.reports == [Failed(message=Settings().text + "userextra"), Failed(message="True")]
+
+    with nothing_left():
+        run(scenario)
+    assert os.read(reading, 100) == b"here"
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_child_is_heard_to_its_last_word(programs: Programs) -> None:
+    """Though it ends right after it; and more than a pipe holds."""
+    spec = programs.spec(
+        """
+for number in range(3000):
+    report("Failed", message=f"{number} " + 60 * "x")
+report("Serving")
+os.write(reports, b"half a line")
+os._exit(7)
+"""
+    )
+
+    async def scenario() -> None:
+        async with running(spec) as process:
+            assert await process.wait() == 7
+        assert len(programs.reports) == 3001
+        assert programs.reports[-1] == Serving()
+
+    with nothing_left():
+        run(scenario)
+
+
+def test_reports_come_while_the_child_runs(programs: Programs) -> None:
+    """One at a time, in halves, or several at once."""
+    spec = programs.spec(
+        """
+report("Serving")
+os.write(reports, b'{"type": "Ser')
+os.write(reports, b'ving"}\\n{"type": "Serving"}\\n')
+wait_end_of_file()
+mark("ended")
+"""
+    )
+
+    async def scenario() -> None:
+        async with running(spec):
+            await wait_for(lambda: len(programs.reports) == 3)
+        assert programs.marks == ["ended"]  # by the end of its life line, in its own way
+
+    with nothing_left():
+        run(scenario)
+
+
+def test_a_child_that_clings_to_life_is_killed(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "_END_TIMEOUT", 0.1)
+    spec = programs.spec("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nreport('Serving')\nsignal.pause()\n")
+
+    async def scenario() -> None:
+        async with running(spec) as process:
+            await wait_for(lambda: programs.reports == [Serving()])
+            signal_child(process, signal.SIGTERM)
+        assert process.returncode == -signal.SIGKILL
+        signal_child(process, signal.SIGTERM)  # no error, and nobody else's process is hit
+
+    with nothing_left():
+        run(scenario)
+
+
+@pytest.mark.parametrize("config", [Settings(), Settings("x" * 4_000_000)], ids=["small", "larger than a pipe"])
+def test_a_child_that_ends_before_it_has_read_its_configuration(programs: Programs, config: Settings) -> None:
+    """Its exit code tells, as of any other."""
+    spec = programs.spec("sys.exit(3)", config=config, reads_config=False)
+
+    async def scenario() -> None:
+        async with running(spec) as process:
+            assert await process.wait() == 3
+
+    with nothing_left():
+        run(scenario)
+
+
+def test_a_program_that_is_not_there(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
+    spec = programs.spec("")
+    os.remove("program.py")
+
+    async def scenario() -> None:
+        async with running(spec) as process:
+            assert await process.wait() == 1
+
+    with nothing_left():
+        run(scenario)
+    assert "No module named program" in capfd.readouterr().err
+
+
+def test_leaving_by_an_error_ends_the_child(programs: Programs) -> None:
+    spec = programs.spec("report('Serving')\nwait_end_of_file()\n")
+
+    async def scenario() -> None:
+        with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
+            async with running(spec):
+                await wait_for(lambda: programs.reports == [Serving()])
+                raise ZeroDivisionError
+        assert caught.group_contains(ZeroDivisionError)
+
+    with nothing_left():
+        run(scenario)
+
+
+@pytest.mark.parametrize("after", [0, 0.001, 0.02, 0.06])
+def test_cancelling_ends_the_child_whenever_it_comes(programs: Programs, after: float) -> None:
+    """While it is started, while it starts up, and while it runs."""
+    spec = programs.spec("report('Serving')\nwait_end_of_file()\n")
+
+    async def scenario() -> None:
+        with anyio.move_on_after(after) as scope:
+            async with running(spec):
+                await anyio.sleep_forever()
+        assert scope.cancelled_caught
+
+    with nothing_left():
+        run(scenario)
+
+
+def test_a_report_that_is_refused_ends_the_child(programs: Programs) -> None:
+    """What the supervisor does with a report may fail; the child is not left behind."""
+    spec = programs.spec("os.write(reports, b'{}\\n')\nwait_end_of_file()\n")
+
+    async def scenario() -> None:
+        with pytest.raises(ExceptionGroup):
+            async with running(spec):
+                await anyio.sleep_forever()
+
+    with nothing_left():
+        run(scenario)
