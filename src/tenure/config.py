@@ -3,6 +3,7 @@
 This module is the only one that reads the environment.
 """
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tenure.errors import CallerError
 from tenure.source import ResolvedSource, SourceKind
 
 
@@ -112,5 +114,9 @@ def environment_api_keys() -> tuple[str, ...]:
 
 
 def environment_log_level() -> str:
-    """`TENURE_LOG_LEVEL`, by default INFO."""
-    return os.environ.get("TENURE_LOG_LEVEL", "INFO").upper()
+    """`TENURE_LOG_LEVEL`, by default INFO. Raises CallerError when there is no such level."""
+    level = os.environ.get("TENURE_LOG_LEVEL", "INFO").upper()
+    levels = logging.getLevelNamesMapping()
+    if level not in levels:
+        raise CallerError(f"TENURE_LOG_LEVEL is {level!r}; it may be one of: {', '.join(levels)}")
+    return level

@@ -150,8 +150,9 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
-    except OSError as error:
-        raise ResourceError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:  # the latter for a host that can be no name
+        reason = error.strerror if isinstance(error, OSError) else "not the name of a host"
+        raise ResourceError(f"cannot listen on {host}:{port}: {reason or error}") from error
     with listener:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
