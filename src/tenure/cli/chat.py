@@ -1,6 +1,7 @@
 """`tenure chat`: a conversation in the terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from typing import Any
 
 import httpx
@@ -59,20 +60,21 @@ def _answer(console: Console, http: httpx.Client, body: dict[str, Any]) -> str |
     """Stream one answer to the terminal. Returns what there is of it; None when it failed."""
     parts: list[str] = []
     try:
-        for text in stream_answer(http, body):
-            parts.append(text)
-            console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+        with closing(stream_answer(http, body)) as pieces:
+            for text in pieces:
+                parts.append(text)
+                console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         console.print(" [dim](cancelled)[/dim]")
         return "".join(parts)
     except (AnswerFailed, httpx.HTTPError) as error:
-        console.print(f"[red]{explain(error)}[/red]")
+        console.print(explain(error), style="red", markup=False, highlight=False)
         return None
     console.print()
     return "".join(parts)
 
 
-def stream_answer(http: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
+def stream_answer(http: httpx.Client, body: dict[str, Any]) -> Generator[str, None, None]:
     """The pieces of a streamed answer. Raises AnswerFailed; closing the iterator cancels the request."""
     with http.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
@@ -80,14 +82,23 @@ def stream_answer(http: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
             raise AnswerFailed(_message(response.content))
         for line in response.iter_lines():
             data = line.removeprefix("data: ")
-            if data == line or data == "[DONE]":
-                continue
-            event = msgspec.json.decode(data, type=_Event)
-            if event.error is not None:
-                raise AnswerFailed(str(event.error.get("message", "the answer failed")))
-            for choice in event.choices:
-                if choice.delta.content:
-                    yield choice.delta.content
+            if data == "[DONE]":
+                return
+            if data != line:
+                yield from _texts(data)
+        raise AnswerFailed("the answer broke off")
+
+
+def _texts(data: str) -> Iterator[str]:
+    try:
+        event = msgspec.json.decode(data, type=_Event)
+    except msgspec.MsgspecError as error:
+        raise AnswerFailed(f"the server sent something that is no part of an answer: {error}") from error
+    if event.error is not None:
+        raise AnswerFailed(str(event.error.get("message", "the answer failed")))
+    for choice in event.choices:
+        if choice.delta.content:
+            yield choice.delta.content
 
 
 def _message(content: bytes) -> str:

@@ -1,15 +1,23 @@
 """`tenure models` and `tenure ledger`: a look at what there is and who holds it."""
 
-from typing import Any
-
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from tenure.cli.http import fetch
+from tenure.cli.http import decode, fetch
 from tenure.errors import ResourceError
 from tenure.source import ALIASES, installed_aliases
 from tenure.wire.messages import EngineLedger
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
 
 
 class _Http(msgspec.Struct):
@@ -35,13 +43,13 @@ def print_models(url: str, api_key: str) -> int:
         table.add_row(alias, packaged.distribution, "yes" if alias in installed else "no")
     console.print(table)
     try:
-        served: dict[str, Any] = msgspec.json.decode(fetch(url, api_key, "/v1/models"))
+        served = decode(url, fetch(url, api_key, "/v1/models"), _Models)
     except ResourceError as error:
-        console.print(f"[dim]{error}[/dim]")
+        console.print(str(error), style="dim", markup=False, highlight=False)
         return 0
-    table = Table("served model", "window", title=url)
-    for model in served["data"]:
-        table.add_row(model["id"], str(model.get("max_model_len", "")))
+    table = Table("served model", "window", title=escape(url))
+    for model in served.data:
+        table.add_row(escape(model.id), str(model.max_model_len or ""))
     console.print(table)
     return 0
 
@@ -49,7 +57,7 @@ def print_models(url: str, api_key: str) -> int:
 def print_ledger(url: str, api_key: str, *, as_json: bool) -> int:
     """Print the ledger; returns 0 if it is conserved, else 1."""
     content = fetch(url, api_key, "/ledger")
-    ledger = msgspec.json.decode(content, type=_Ledger)
+    ledger = decode(url, content, _Ledger)
     console = Console()
     if as_json:
         console.print_json(content.decode())
@@ -69,10 +77,10 @@ def _print_tables(console: Console, ledger: _Ledger) -> None:
 
 def _print_engine(console: Console, engine: EngineLedger) -> None:
     if not engine.answering:
-        console.print(f"[red]{engine.model} {engine.index}: does not answer[/red]")
+        console.print(f"{engine.model} {engine.index}: does not answer", style="red", markup=False)
         return
     table = Table(
-        "resource", "total", "free", "cached", "leased", "quarantined", title=f"{engine.model} {engine.index}"
+        "resource", "total", "free", "cached", "leased", "quarantined", title=escape(f"{engine.model} {engine.index}")
     )
     blocks, slots, permits = engine.blocks, engine.slots, engine.permits
     table.add_row("blocks", *map(str, (blocks.total, blocks.free, blocks.cached, blocks.leased, blocks.quarantined)))
@@ -84,5 +92,7 @@ def _print_engine(console: Console, engine: EngineLedger) -> None:
     if engine.holders:
         holders = Table("holder", "request", "label", "state", "blocks", "age")
         for row in engine.holders:
-            holders.add_row(row.holder, row.request, row.label, row.state, str(row.blocks), f"{row.age_s:.1f} s")
+            # A label is a caller's own text.
+            cells = (row.holder, row.request, row.label, row.state, str(row.blocks), f"{row.age_s:.1f} s")
+            holders.add_row(*map(escape, cells))
         console.print(holders)

@@ -3,9 +3,10 @@
 import sys
 from typing import Annotated, Literal
 
-from cyclopts import App, Group, Parameter, validators
+from cyclopts import App, Group, Parameter
 
 from tenure import __version__
+from tenure.cli.flags import real, whole
 from tenure.cli.serve import ServeOptions
 from tenure.errors import TenureError
 
@@ -17,7 +18,7 @@ Url = Annotated[str, Parameter(name="--url", group=_CLIENT, help="Address of a r
 ApiKey = Annotated[
     str, Parameter(name="--api-key", group=_CLIENT, env_var="TENURE_API_KEY", help="Key, if the server wants one.")
 ]
-Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+Positive = Annotated[int, whole(1)]
 
 
 @app.command
@@ -42,7 +43,7 @@ def chat(
     model: str = "",
     system: str = "",
     max_tokens: Positive = 1024,
-    temperature: float | None = None,
+    temperature: Annotated[float | None, real(0, 2)] = None,
     api_key: ApiKey = "",
 ) -> int:
     """Chat with a running server. Ctrl-C cancels the answer, Ctrl-D ends the program.
@@ -88,7 +89,7 @@ def ledger(*, url: Url = _URL, api_key: ApiKey = "", output: Literal["table", "j
 def main() -> None:
     """Entry point of the `tenure` command."""
     try:
-        sys.exit(app())
+        sys.exit(app(sys.argv[1:]))
     except TenureError as error:
         print(f"tenure: {error}", file=sys.stderr)
         sys.exit(1)

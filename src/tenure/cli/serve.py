@@ -1,5 +1,6 @@
 """`tenure serve`: from the command line to a configuration, and from there to a running server."""
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,13 +9,16 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
+from tenure.cli.flags import MOST, real, whole
 from tenure.config import ApiConfig, EngineConfig, ModelChoice, ServeConfig, environment_api_keys
 from tenure.errors import CallerError, ResourceError
 from tenure.source import ALIASES, installed_aliases, resolve_source
 from tenure.wire.messages import ModelCard
 
-AtLeastOne = Annotated[int, Parameter(validator=validators.Number(gte=1))]
-NotNegative = Annotated[float, Parameter(validator=validators.Number(gte=0))]
+_LEAST_HEARTBEAT_TIMEOUT = 1.5
+
+AtLeastOne = Annotated[int, whole(1)]
+Seconds = Annotated[float, real(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +27,7 @@ class ServeOptions:
 
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: Annotated[int, Parameter(validator=validators.Number(gte=0, lte=65535))] = 8000
+    port: Annotated[int, whole(0, 65535)] = 8000
     """Port to listen on; 0 takes a free one."""
     served_model_name: Annotated[list[str], Parameter(consume_multiple=True)] = field(default_factory=list)
     """Names of the model, the first of which is used in replies. For a server with one model."""
@@ -35,19 +39,19 @@ class ServeOptions:
     """Most sequences that run at a time in one engine."""
     max_num_batched_tokens: AtLeastOne = 2048
     """Most tokens of one engine step."""
-    max_num_queued_reqs: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 8192
+    max_num_queued_reqs: Annotated[int, whole(0)] = 8192
     """Most sequences that wait in one engine."""
     max_num_queued_tokens: AtLeastOne = 262144
     """Most prompt tokens that are open in one engine."""
-    step_time: NotNegative = 0.1
+    step_time: Seconds = 0.1
     """Seconds that an engine step should stay near; 0 bounds steps in tokens alone."""
     block_size: AtLeastOne = 16
     """Tokens in a KV block."""
-    kv_cache_memory: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 3.0
+    kv_cache_memory: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=MOST))] = 3.0
     """Memory for the KV cache of each engine, in GiB."""
     enable_prefix_caching: bool = True
     """Keep computed prompts for requests that begin alike."""
-    seed: int | None = None
+    seed: Annotated[int | None, whole(-(2**63), 2**63 - 1)] = None
     """Seed of requests that give none; by default each gets a random one."""
     generation_config: Literal["auto", "vllm"] = "auto"
     """auto takes sampling defaults from the model's generation config, vllm does not."""
@@ -55,16 +59,16 @@ class ServeOptions:
     """Keys that clients may use; by default those in TENURE_API_KEY, and none are needed if that is empty."""
     max_n: AtLeastOne = 128
     """Most choices of one prompt."""
-    max_logprobs: Annotated[int, Parameter(validator=validators.Number(gte=-1))] = 20
+    max_logprobs: Annotated[int, whole(-1)] = 20
     """Most logprobs per token; -1 allows the whole vocabulary."""
-    sse_keep_alive_interval: NotNegative = 0.0
+    sse_keep_alive_interval: Seconds = 0.0
     """Seconds of silence in a stream after which a comment line is sent; 0 is never."""
-    shutdown_timeout: NotNegative = 30.0
+    shutdown_timeout: Seconds = 30.0
     """Seconds that open requests may take to finish when the server is told to stop."""
     on_engine_death: Literal["restart", "exit"] = "restart"
     """What to do when an engine process dies."""
-    engine_heartbeat_timeout: NotNegative = 5.0
-    """Seconds of silence after which an engine is taken for dead; 0 waits for ever."""
+    engine_heartbeat_timeout: Seconds = 5.0
+    """Seconds of silence after which an engine is taken for dead, at least 1.5; 0 waits for ever."""
 
 
 def run_server(models: Sequence[str], options: ServeOptions) -> int:
@@ -84,6 +88,8 @@ def run_server(models: Sequence[str], options: ServeOptions) -> int:
 
 def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
     """Resolve the command line; downloads what is not on this machine. Raises CallerError, ResourceError."""
+    if 0 < options.engine_heartbeat_timeout < _LEAST_HEARTBEAT_TIMEOUT:
+        raise CallerError("--engine-heartbeat-timeout is 0 or at least 1.5: engines give a sign of life once a second")
     choices = _choices(models or _demo_models(), options.served_model_name)
     engines = tuple(
         EngineConfig(
@@ -104,7 +110,7 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
     api = ApiConfig(
         models=choices,
         shutdown_timeout=options.shutdown_timeout,
-        api_keys=tuple(options.api_key) or environment_api_keys(),
+        api_keys=_api_keys(options.api_key) or environment_api_keys(),
         keep_alive_interval=options.sse_keep_alive_interval,
         generation_config=options.generation_config,
         seed=options.seed,
@@ -121,6 +127,13 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
     )
 
 
+def _api_keys(given: Sequence[str]) -> tuple[str, ...]:
+    keys = tuple(key.strip() for key in given)
+    if not all(keys):
+        raise CallerError("--api-key was given without a key; a server with an empty key would be open to all")
+    return keys
+
+
 def _demo_models() -> list[str]:
     found = installed_aliases()
     if not found:
@@ -134,14 +147,20 @@ def _choices(models: Sequence[str], served_names: Sequence[str]) -> tuple[ModelC
         raise CallerError("--served-model-name is for a server with one model; name several as NAME=SOURCE")
     choices = []
     for model in models:
-        name, separator, source = model.partition("=")
-        resolved = resolve_source(source if separator else model)
-        names = tuple(served_names) or (name if separator else resolved.name,)
+        name, source = _name_and_source(model)
+        resolved = resolve_source(source)
+        names = tuple(served_names) or (resolved.name if name is None else name,)
         choices.append(ModelChoice(name=names[0], served_names=names, kind=resolved.kind, path=str(resolved.path)))
     every = [name for choice in choices for name in choice.served_names]
     if len(set(every)) != len(every) or not all(every):
         raise CallerError(f"each model needs a name of its own: {', '.join(every)}")
     return tuple(choices)
+
+
+def _name_and_source(model: str) -> tuple[str | None, str]:
+    """The parts of NAME=SOURCE. A path that is there is a source, whatever its name holds."""
+    name, separator, source = model.partition("=")
+    return (None, model) if not separator or os.path.exists(model) else (name, source)
 
 
 def _announce(started: float, address: str, cards: Sequence[ModelCard]) -> None:
