@@ -260,6 +260,14 @@ def test_the_fields_reach_the_engine(rig):
     assert sampling.repetition_detection == RepetitionDetection(max_size=3, min_size=2, min_count=5)
 
 
+def test_a_servers_seed_is_for_requests_that_give_none():
+    rig = Rig(settings=ApiSettings(version="0.0", seed=-7))
+    rig.complete()
+    rig.complete(seed=None)
+    rig.complete(seed=0)
+    assert [submit.sampling.seed for submit in rig.engine.submitted] == [-7, -7, 0]
+
+
 @pytest.mark.parametrize("temperature", [0, 1e-6, 9.9e-6])
 def test_a_tiny_temperature_is_greedy_and_allows_one_choice(rig, temperature):
     rig.complete(temperature=temperature)

@@ -24,6 +24,8 @@ class ApiSettings:
     prompt_tokens_details: bool = False
     thread_above: int = 8192
     """Bytes of a body, or of a response with logprobs, from which the work on it leaves the event loop."""
+    seed: int | None = None
+    """Of requests that give none; None draws one for each."""
 
 
 @dataclass(frozen=True)

@@ -71,10 +71,13 @@ async def _serve(
             group.start_soon(fleet.run)
             tally = shared.worker(config.worker)
             limits = HttpLimits(keep_alive_interval=config.keep_alive_interval)
+            settings = ApiSettings(
+                version=__version__, max_n=config.max_n, max_logprobs=config.max_logprobs, seed=config.seed
+            )
             context = AppContext(
                 fleet=fleet,
                 texts=texts,
-                settings=ApiSettings(version=__version__, max_n=config.max_n, max_logprobs=config.max_logprobs),
+                settings=settings,
                 counts=shared.snapshot,
                 observe=tally.observe,
                 epoch=config.epoch,

@@ -67,8 +67,12 @@ def sampling_params(
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    seed: int | None,
 ) -> SamplingParams:
-    """Build the engine's parameters; `max_tokens` is already clamped, `logprobs` already checked."""
+    """Build the engine's parameters; `max_tokens` is already clamped, `logprobs` already checked.
+
+    `seed` is for a request that gives none; None draws one.
+    """
     temperature = float(_first(numbers, model, "temperature", 1.0))
     min_tokens = int(numbers.get("min_tokens", 0))
     if min_tokens > max_tokens:
@@ -86,7 +90,7 @@ def sampling_params(
         presence_penalty=float(numbers.get("presence_penalty", 0.0)),
         frequency_penalty=float(numbers.get("frequency_penalty", 0.0)),
         repetition_penalty=_repetition_penalty(float(_first(numbers, model, "repetition_penalty", 1.0))),
-        seed=int(numbers["seed"]) if "seed" in numbers else secrets.randbits(63),
+        seed=int(numbers["seed"]) if "seed" in numbers else secrets.randbits(63) if seed is None else seed,
         eos_token_ids=model.eos_token_ids,
         ignore_eos=bool(request.ignore_eos),
         stop_token_ids=tuple(dict.fromkeys(_ids(request, "stop_token_ids", vocabulary_size))),

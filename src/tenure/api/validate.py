@@ -153,6 +153,7 @@ class _Draft:
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            seed=self.settings.seed,
         )
         text = TextOptions(
             stop=self.stop,
