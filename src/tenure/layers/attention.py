@@ -1,6 +1,7 @@
 """Attention behind a seam: a back end prepares what a step's layers share, then attends once per layer.
 
-Legend: T rows, S sequences, N query heads, C key-value heads, H head size.
+Legend: T rows, S sequences, N query heads, C key-value heads, M = N + 2 C (queries, then keys, then values), H head
+size, P = H / 2 pairs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,18 +13,32 @@ import numpy as np
 import torch
 
 from tenure.errors import CallerError
-from tenure.kernels import paged_attention
+from tenure.kernels import native, paged_attention
+from tenure.kernels.native import NativeKernels
 from tenure.kernels.paged_attention import AttentionShape
 from tenure.layers.batch import IntArray, PackedBatch
+from tenure.layers.rope import rotate_
+
+__all__ = [
+    "ATTENTION_BACKENDS",
+    "NATIVE_ROWS",
+    "AttentionBackend",
+    "AttentionShape",
+    "NativeAttention",
+    "StepAttention",
+    "TorchAttention",
+    "attention_backend",
+]
+
+NATIVE_ROWS = 64
+"""The most rows of one sequence that go to the compiled kernels in one step; torch's own are faster with more."""
 
 
 class StepAttention(Protocol):
     """Causal attention of one packed batch over a paged cache."""
 
-    def attend(
-        self, window: int | None, q_TNH: torch.Tensor, kv_T2CH: torch.Tensor, cache: torch.Tensor
-    ) -> torch.Tensor:
-        """Write the rows' keys and values to a layer's cache, then attend; the result has shape (T, N * H).
+    def attend(self, window: int | None, heads_TMH: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        """Rotate queries and keys in place, write keys and values to a layer's cache, attend; shape (T, N * H).
 
         `window` is one of those that the step was prepared for: how many tokens a row sees, itself included.
         """
@@ -33,7 +48,7 @@ class StepAttention(Protocol):
 class AttentionBackend(Protocol):
     """One way to compute attention for a model."""
 
-    def begin(self, batch: PackedBatch, windows: Sequence[int | None]) -> StepAttention:
+    def begin(self, batch: PackedBatch, rotations_T1P: torch.Tensor, windows: Sequence[int | None]) -> StepAttention:
         """Prepare a step whose layers have these windows (None sees everything)."""
         ...
 
@@ -50,26 +65,18 @@ class TorchAttention:
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
 
-    def begin(self, batch: PackedBatch, windows: Sequence[int | None]) -> StepAttention:
+    def begin(self, batch: PackedBatch, rotations_T1P: torch.Tensor, windows: Sequence[int | None]) -> StepAttention:
         plans = {window: self._plan(batch, window) for window in windows}
         rows = paged_attention.cache_rows(batch.slot_mapping_T, batch.block_size, self._shape.num_kv_heads)
-        return _TorchStep(self._shape.scale, rows, plans)
+        return _TorchStep(self._shape, rotations_T1P, rows, plans)
 
     def _plan(self, batch: PackedBatch, window: int | None) -> _Plan:
         counts_S = np.diff(batch.query_starts_S)
-        prefills = [
-            paged_attention.plan_prefill(
-                (int(batch.query_starts_S[s]), int(batch.query_starts_S[s + 1])),
-                int(batch.context_lengths_S[s]),
-                batch.block_tables_SB[s],
-                batch.block_size,
-                window,
-                self._shape,
-            )
-            for s in np.flatnonzero(counts_S > 1)
-        ]
         decodes_S = np.flatnonzero(counts_S == 1)
-        return _Plan(prefills, self._plan_decodes(batch, decodes_S, window) if len(decodes_S) else [])
+        return _Plan(
+            [_plan_prefill(batch, s, window, self._shape) for s in np.flatnonzero(counts_S > 1).tolist()],
+            self._plan_decodes(batch, decodes_S, window) if len(decodes_S) else [],
+        )
 
     def _plan_decodes(
         self, batch: PackedBatch, sequences_S: IntArray, window: int | None
@@ -91,36 +98,124 @@ class TorchAttention:
         ]
 
 
+def _plan_prefill(
+    batch: PackedBatch, sequence: int, window: int | None, shape: AttentionShape
+) -> paged_attention.Prefill:
+    return paged_attention.plan_prefill(
+        (int(batch.query_starts_S[sequence]), int(batch.query_starts_S[sequence + 1])),
+        int(batch.context_lengths_S[sequence]),
+        batch.block_tables_SB[sequence],
+        batch.block_size,
+        window,
+        shape,
+    )
+
+
 class _TorchStep:
-    def __init__(self, scale: float, cache_rows: torch.Tensor, plans: Mapping[int | None, _Plan]) -> None:
-        self._scale = scale
+    def __init__(
+        self,
+        shape: AttentionShape,
+        rotations_T1P: torch.Tensor,
+        cache_rows: torch.Tensor,
+        plans: Mapping[int | None, _Plan],
+    ) -> None:
+        self._shape = shape
+        self._rotations_T1P = rotations_T1P
         self._cache_rows = cache_rows
         self._plans = plans
 
-    def attend(
-        self, window: int | None, q_TNH: torch.Tensor, kv_T2CH: torch.Tensor, cache: torch.Tensor
-    ) -> torch.Tensor:
+    def attend(self, window: int | None, heads_TMH: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        shape = self._shape
+        rotate_(heads_TMH[:, : shape.num_heads + shape.num_kv_heads], self._rotations_T1P)
+        q_TNH, kv_T2CH = _split_heads(heads_TMH, shape)
         paged_attention.write(kv_T2CH, cache, self._cache_rows)
         plan = self._plans[window]
         if plan.decodes and plan.decodes[0].rows_S is None:
-            return paged_attention.run_decode(plan.decodes[0], q_TNH, cache, self._scale).flatten(1)
+            return paged_attention.run_decode(plan.decodes[0], q_TNH, cache, shape.scale).flatten(1)
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
         for prefill in plan.prefills:
-            paged_attention.run_prefill(prefill, q_TNH, kv_T2CH, cache, out_TNH, self._scale)
+            paged_attention.run_prefill(prefill, q_TNH, kv_T2CH, cache, out_TNH, shape.scale)
         for decode in plan.decodes:
             assert decode.rows_S is not None
-            out_TNH.index_copy_(0, decode.rows_S, paged_attention.run_decode(decode, q_TNH, cache, self._scale))
+            out_TNH.index_copy_(0, decode.rows_S, paged_attention.run_decode(decode, q_TNH, cache, shape.scale))
+        return out_TNH.flatten(1)
+
+
+def _split_heads(heads_TMH: torch.Tensor, shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of queries (T, N, H), and of keys and values (T, 2, C, H)."""
+    kv_T2CH = heads_TMH[:, shape.num_heads :].view(len(heads_TMH), 2, shape.num_kv_heads, shape.head_dim)
+    return heads_TMH[:, : shape.num_heads], kv_T2CH
+
+
+@dataclass(frozen=True, slots=True)
+class _NativePlan:
+    short: native.AttentionPlan | None
+    prefills: Sequence[paged_attention.Prefill]
+
+
+class NativeAttention:
+    """The compiled kernels straight from the cache; torch's own operation for long pieces of a prompt."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self._shape = shape
+        self._kernels = NativeKernels.load()
+
+    def begin(self, batch: PackedBatch, rotations_T1P: torch.Tensor, windows: Sequence[int | None]) -> StepAttention:
+        heads = native.Heads.of(self._shape, batch.block_size)
+        plans = {window: self._plan(heads, batch, window) for window in windows}
+        return _NativeStep(self._kernels, heads, rotations_T1P, batch.slot_mapping_T, plans)
+
+    def _plan(self, heads: native.Heads, batch: PackedBatch, window: int | None) -> _NativePlan:
+        long_S = np.diff(batch.query_starts_S) > NATIVE_ROWS
+        short = np.flatnonzero(~long_S)
+        plan = native.plan_attention(
+            heads, batch.query_starts_S, batch.context_lengths_S, batch.block_tables_SB, short, window
+        )
+        return _NativePlan(
+            plan if len(short) else None,
+            [_plan_prefill(batch, s, window, self._shape) for s in np.flatnonzero(long_S).tolist()],
+        )
+
+
+class _NativeStep:
+    def __init__(
+        self,
+        kernels: NativeKernels,
+        heads: native.Heads,
+        rotations_T1P: torch.Tensor,
+        slot_mapping_T: torch.Tensor,
+        plans: Mapping[int | None, _NativePlan],
+    ) -> None:
+        self._kernels = kernels
+        self._heads = heads
+        self._rotations_T1P = rotations_T1P
+        self._slot_mapping_T = slot_mapping_T
+        self._plans = plans
+
+    def attend(self, window: int | None, heads_TMH: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        shape, plan = self._heads.shape, self._plans[window]
+        self._kernels.rotate_and_store(self._heads, heads_TMH, self._rotations_T1P, self._slot_mapping_T, cache)
+        out_TNH = torch.empty((len(heads_TMH), shape.num_heads, shape.head_dim))
+        if plan.short is not None:
+            self._kernels.attend(plan.short, heads_TMH, cache, out_TNH)
+        if plan.prefills:
+            q_TNH, kv_T2CH = _split_heads(heads_TMH, shape)
+            for prefill in plan.prefills:
+                paged_attention.run_prefill(prefill, q_TNH, kv_T2CH, cache, out_TNH, shape.scale)
         return out_TNH.flatten(1)
 
 
 ATTENTION_BACKENDS: Mapping[str, Callable[[AttentionShape], AttentionBackend]] = MappingProxyType(
-    {"torch": TorchAttention}
+    {"torch": TorchAttention, "native": NativeAttention}
 )
 
 
 def attention_backend(shape: AttentionShape, backend: str | None = None) -> AttentionBackend:
     """The back end named, else the best for this device."""
-    name = backend or "torch"
-    if name not in ATTENTION_BACKENDS:
-        raise CallerError(f"no attention back end {name!r} (there are: {', '.join(ATTENTION_BACKENDS)})")
-    return ATTENTION_BACKENDS[name](shape)
+    if backend is None:
+        backend = "native" if native.can_attend(shape) else "torch"
+    if backend not in ATTENTION_BACKENDS:
+        raise CallerError(f"no attention back end {backend!r} (there are: {', '.join(ATTENTION_BACKENDS)})")
+    if backend == "native" and not native.can_attend(shape):
+        raise CallerError("attention back end 'native' cannot run with this element type, device or installation")
+    return ATTENTION_BACKENDS[backend](shape)

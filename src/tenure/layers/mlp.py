@@ -1,14 +1,14 @@
 """The gated feed-forward block of the Llama family.
 
-Legend: T rows, D hidden size, F intermediate size.
+Legend: T rows, D hidden size.
 """
 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from tenure.layers.linear import Linear
+from tenure.layers.rowwise import RowKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class GatedMLP:
 
     gate_up: Linear
     down: Linear
+    kernels: RowKernels
 
     def __call__(self, x_TD: torch.Tensor, residual_TD: torch.Tensor) -> torch.Tensor:
-        gate_TF, up_TF = self.gate_up(x_TD).chunk(2, dim=-1)
-        return self.down.add(F.silu(gate_TF).mul_(up_TF), residual_TD)
+        return self.down.add(self.kernels.silu_mul(self.gate_up(x_TD)), residual_TD)

@@ -6,7 +6,8 @@ Legend: T rows, D hidden size.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+
+from tenure.layers.rowwise import RowKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,7 @@ class RMSNorm:
 
     weight_D: torch.Tensor
     eps: float
+    kernels: RowKernels
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x_TD, self.weight_D.shape, self.weight_D, self.eps)
+        return self.kernels.rms_norm(x_TD, self.weight_D, self.eps)

@@ -1,6 +1,6 @@
 """The Llama family: Llama, SmolLM, Mistral and Qwen2, told apart by configuration alone.
 
-Legend: T rows, D hidden size, N query heads, C key-value heads, H head size, R sampled rows, V vocabulary, P pairs.
+Legend: T rows, D hidden size, M heads (queries, keys and values), H head size, R sampled rows, V vocabulary, P pairs.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from tenure.layers.batch import PackedBatch
 from tenure.layers.linear import Linear
 from tenure.layers.mlp import GatedMLP
 from tenure.layers.norm import RMSNorm
-from tenure.layers.rope import rotate_, rotations
+from tenure.layers.rope import rotations
 from tenure.models.base import PagedCache
 from tenure.models.config import ModelConfig
 
@@ -28,19 +28,12 @@ class LlamaLayer:
     output: Linear
     mlp_norm: RMSNorm
     mlp: GatedMLP
-    num_heads: int
-    num_kv_heads: int
     head_dim: int
     window: int | None
 
-    def __call__(
-        self, x_TD: torch.Tensor, rotations_T1P: torch.Tensor, attention: StepAttention, cache: torch.Tensor
-    ) -> torch.Tensor:
-        heads_TNH = self.qkv(self.attention_norm(x_TD)).view(len(x_TD), -1, self.head_dim)
-        rotate_(heads_TNH[:, : self.num_heads + self.num_kv_heads], rotations_T1P)
-        q_TNH = heads_TNH[:, : self.num_heads]
-        kv_T2CH = heads_TNH[:, self.num_heads :].view(len(x_TD), 2, self.num_kv_heads, self.head_dim)
-        x_TD = self.output.add(attention.attend(self.window, q_TNH, kv_T2CH, cache), x_TD)
+    def __call__(self, x_TD: torch.Tensor, attention: StepAttention, cache: torch.Tensor) -> torch.Tensor:
+        heads_TMH = self.qkv(self.attention_norm(x_TD)).view(len(x_TD), -1, self.head_dim)
+        x_TD = self.output.add(attention.attend(self.window, heads_TMH, cache), x_TD)
         return self.mlp(self.mlp_norm(x_TD), x_TD)
 
     @property
@@ -90,10 +83,9 @@ class LlamaModel:
 
     def forward(self, batch: PackedBatch, cache: PagedCache) -> torch.Tensor:
         x_TD = F.embedding(batch.token_ids_T, self._embedding_VD)
-        rotations_T1P = rotations(batch.positions_T, self._inverse_P)
-        attention = self._attention.begin(batch, self._windows)
+        attention = self._attention.begin(batch, rotations(batch.positions_T, self._inverse_P), self._windows)
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            x_TD = layer(x_TD, rotations_T1P, attention, layer_cache)
+            x_TD = layer(x_TD, attention, layer_cache)
         return x_TD
 
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:

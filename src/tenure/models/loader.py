@@ -14,6 +14,7 @@ from tenure.layers.linear import Linear, LinearFactory, linear_factory
 from tenure.layers.mlp import GatedMLP
 from tenure.layers.norm import RMSNorm
 from tenure.layers.rope import interleave_rows
+from tenure.layers.rowwise import RowKernels, row_kernels
 from tenure.models.base import LoadedModel
 from tenure.models.config import ModelConfig, read_config
 from tenure.models.frequencies import inverse_frequencies
@@ -29,8 +30,9 @@ def load(
     *,
     linear: str | None = None,
     attention: str | None = None,
+    rows: str | None = None,
 ) -> LoadedModel:
-    """Load a model. `linear` and `attention` name back ends; None takes the best for the device.
+    """Load a model. `linear`, `attention` and `rows` name back ends; None takes the best for the device.
 
     Raises CallerError for a model that is not served, ResourceError, naming the file, for weights that are missing,
     damaged or of the wrong shape.
@@ -38,7 +40,8 @@ def load(
     config = read_config(source)
     device = torch.device(device)
     with open_weights(source) as reader:
-        return _Builder(config, reader, dtype, device, linear_factory(dtype, device, linear)).build(attention)
+        products, row_by_row = linear_factory(dtype, device, linear), row_kernels(dtype, device, rows)
+        return _Builder(config, reader, dtype, device, products, row_by_row).build(attention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class _Builder:
     dtype: torch.dtype
     device: torch.device
     linear: LinearFactory
+    rows: RowKernels
 
     def build(self, attention: str | None) -> LlamaModel:
         config = self.config
@@ -83,8 +87,6 @@ class _Builder:
                 output=self._output(f"{prefix}.self_attn.o_proj"),
                 mlp_norm=self._norm(f"{prefix}.post_attention_layernorm.weight"),
                 mlp=self._mlp(f"{prefix}.mlp"),
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
                 head_dim=config.head_dim,
                 window=config.window_of(number),
             )
@@ -124,13 +126,14 @@ class _Builder:
         return GatedMLP(
             gate_up=self.linear(gate_up_weight, gate_up_bias),
             down=self.linear(self._tensor(f"{down}.weight", inward[::-1]), self._bias(down, config.mlp_bias)),
+            kernels=self.rows,
         )
 
     def _bias(self, prefix: str, present: bool) -> torch.Tensor | None:
         return self._tensor(f"{prefix}.bias", (self.config.hidden_size,)) if present else None
 
     def _norm(self, name: str) -> RMSNorm:
-        return RMSNorm(self._tensor(name, (self.config.hidden_size,)), self.config.rms_norm_eps)
+        return RMSNorm(self._tensor(name, (self.config.hidden_size,)), self.config.rms_norm_eps, self.rows)
 
     def _rope_factors(self) -> torch.Tensor | None:
         name = "rope_freqs.weight"

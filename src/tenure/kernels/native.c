@@ -1,0 +1,479 @@
+/* Float32 kernels for the CPU: what lies between the matrix products of a decoder.
+ *
+ * Plain C11 with GCC's vector types; no Python and no torch headers. `native.py` builds the arguments, documents shapes
+ * and calls these functions with the interpreter's lock released. Nothing here allocates or keeps state.
+ *
+ * Results do not depend on what else is in a batch, nor on the number of threads: every sum has one fixed order, and
+ * threads share out whole tasks. Values that are not finite stay within the row or sequence that they are in, and are
+ * not lost there; hence no -ffast-math.
+ *
+ * OpenMP is used, but no runtime is linked: the process must have torch's loaded, and this library shares it, so that
+ * both use the same threads.
+ *
+ * Layout of a layer's cache, as in kv/cache.py: (block, key or value, kv head, offset in block, head size).
+ */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* One library serves all x86-64 machines; the loader picks the best version of each of these functions. They contain no
+ * OpenMP, because the bodies of parallel regions would not inherit the attribute. Everything they call is inlined. Names
+ * of processors ("arch=haswell") would not do: such a version runs on that maker's processors alone. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#if __GNUC__ >= 12
+#define CLONED __attribute__((noinline, target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
+#else
+#define CLONED __attribute__((noinline, target_clones("default", "avx2", "avx512f")))
+#endif
+#else
+#define CLONED __attribute__((noinline))
+#endif
+
+/* Eight wide even where sixteen would go: half of the machines have no more, and the others lose little, since
+ * attention over a cache waits for memory. */
+enum { WIDTH = 8 };
+typedef float vec __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t ivec __attribute__((vector_size(4 * WIDTH)));
+typedef float unaligned_vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
+#endif
+
+/* Below this many elements a loop takes less time than waking the other threads. */
+enum { SERIAL_ELEMENTS = 16384 };
+
+ALWAYS_INLINE vec load(const float *from) { return *(const unaligned_vec *)from; }
+
+ALWAYS_INLINE void store(float *to, vec x) { *(unaligned_vec *)to = x; }
+
+ALWAYS_INLINE vec splat(float x) { return (vec){x, x, x, x, x, x, x, x}; }
+
+ALWAYS_INLINE vec select(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
+
+ALWAYS_INLINE float sum(vec x) {
+    x += SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3);
+    x += SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5);
+    return x[0] + x[1];
+}
+
+/* e^x with a relative error of about 1e-7; NaN stays NaN. Below -87 the result stays at the smallest normal number,
+ * above 88 at 1.7e38.
+ *
+ * x = n ln 2 + r with |r| <= ln(2) / 2; e^r by its Taylor series, whose next term is below 6e-9; 2^n by its bits. Adding
+ * 1.5 * 2^23 rounds to an integer and leaves it in the low bits. */
+ALWAYS_INLINE vec exponential(vec x) {
+    const vec rounding = splat(12582912.0f);
+    x = select(x < splat(-87.0f), splat(-87.0f), x);
+    x = select(x > splat(88.0f), splat(88.0f), x);
+    const vec shifted = x * splat(0x1.715476p+0f) + rounding;
+    const vec n = shifted - rounding;
+    /* ln 2 in two parts; n times the first one is exact. */
+    const vec r = (x - n * splat(0x1.62e4p-1f)) - n * splat(0x1.7f7d1cp-20f);
+    vec p = splat(1.0f / 5040);
+    p = p * r + splat(1.0f / 720);
+    p = p * r + splat(1.0f / 120);
+    p = p * r + splat(1.0f / 24);
+    p = p * r + splat(1.0f / 6);
+    p = p * r + splat(0.5f);
+    p = p * r + splat(1.0f);
+    p = p * r + splat(1.0f);
+    const vec power = (vec)(((ivec)shifted << 23) + 0x3f800000);
+    return p * power;
+}
+
+/* ---- Row by row: norm, activation ------------------------------------------------------------------------------- */
+
+CLONED static void rms_norm_row(const float *x, const float *weight, float *out, int64_t width, float eps) {
+    vec squares0 = splat(0), squares1 = splat(0);
+    int64_t i = 0;
+    for (; i + 2 * WIDTH <= width; i += 2 * WIDTH) {
+        const vec a = load(x + i), b = load(x + i + WIDTH);
+        squares0 += a * a;
+        squares1 += b * b;
+    }
+    float total = sum(squares0 + squares1);
+    for (; i < width; i++) total += x[i] * x[i];
+    const float factor = 1.0f / sqrtf(total / (float)width + eps);
+    for (i = 0; i + WIDTH <= width; i += WIDTH) store(out + i, load(x + i) * splat(factor) * load(weight + i));
+    for (; i < width; i++) out[i] = x[i] * factor * weight[i];
+}
+
+void tenure_rms_norm(const float *x, const float *weight, float *out, int64_t rows, int64_t width, float eps) {
+#pragma omp parallel for if (rows * width > SERIAL_ELEMENTS)
+    for (int64_t row = 0; row < rows; row++)
+        rms_norm_row(x + row * width, weight, out + row * width, width, eps);
+}
+
+ALWAYS_INLINE vec silu(vec x) { return x / (splat(1.0f) + exponential(-x)); }
+
+CLONED static void silu_mul_part(const float *gate, const float *up, float *out, int64_t width) {
+    int64_t i = 0;
+    for (; i + WIDTH <= width; i += WIDTH) store(out + i, silu(load(gate + i)) * load(up + i));
+    if (i == width) return;
+    float padded[WIDTH] = {0};
+    memcpy(padded, gate + i, (size_t)(width - i) * sizeof(float));
+    store(padded, silu(load(padded)));
+    for (int64_t j = 0; i < width; i++, j++) out[i] = padded[j] * up[i];
+}
+
+/* Two parts per row, so that a single row is shared out as well. */
+void tenure_silu_mul(const float *gate_up, float *out, int64_t rows, int64_t width) {
+    const int64_t half = width / 2 / WIDTH * WIDTH;
+#pragma omp parallel for if (rows * width > SERIAL_ELEMENTS / 4)
+    for (int64_t part = 0; part < 2 * rows; part++) {
+        const int64_t row = part / 2, first = part % 2 ? half : 0;
+        const float *gate = gate_up + row * 2 * width + first;
+        silu_mul_part(gate, gate + width, out + row * width + first, part % 2 ? width - half : half);
+    }
+}
+
+/* ---- Rotary embedding, and the new keys and values into the cache --------------------------------------------------- */
+
+/* What all layers of a model share; `Heads` in native.py. */
+typedef struct {
+    int64_t num_heads, num_kv_heads, head_dim, block_size;
+    float scale;
+} heads_shape;
+
+/* One token's query and key heads, as complex numbers, times its rotations; then its key and value heads to `slot`. */
+CLONED static void rotate_and_store_row(const heads_shape *shape, float *heads, const float *rotations, int64_t slot,
+                                        float *cache) {
+    const int64_t head_dim = shape->head_dim, kv_heads = shape->num_kv_heads, block_size = shape->block_size;
+    for (int64_t head = 0; head < shape->num_heads + kv_heads; head++) {
+        float *x = heads + head * head_dim;
+        for (int64_t i = 0; i < head_dim; i += 2) {
+            const float real = x[i], imaginary = x[i + 1];
+            x[i] = real * rotations[i] - imaginary * rotations[i + 1];
+            x[i + 1] = real * rotations[i + 1] + imaginary * rotations[i];
+        }
+    }
+    const float *kv = heads + shape->num_heads * head_dim;
+    float *to = cache + (slot / block_size * 2 * kv_heads * block_size + slot % block_size) * head_dim;
+    for (int64_t head = 0; head < 2 * kv_heads; head++)
+        memcpy(to + head * block_size * head_dim, kv + head * head_dim, (size_t)head_dim * sizeof(float));
+}
+
+void tenure_rotate_and_store(const heads_shape *shape, float *heads, const float *rotations, const int64_t *slots,
+                             float *cache, int64_t rows) {
+    const int64_t row_size = (shape->num_heads + 2 * shape->num_kv_heads) * shape->head_dim;
+#pragma omp parallel for if (rows * row_size > SERIAL_ELEMENTS)
+    for (int64_t row = 0; row < rows; row++)
+        rotate_and_store_row(shape, heads + row * row_size, rotations + row * shape->head_dim, slots[row],
+                                    cache);
+}
+
+/* ---- Paged attention ---------------------------------------------------------------------------------------------- */
+
+/* A task is one range of keys for some neighbouring rows of one sequence. It goes through them head by head, for all the
+ * query heads that share a key-value head at once, so that each key is read once. Keys are taken in chunks that fit the
+ * first-level cache, with a running maximum and sum (online softmax, Milakov and Gimelshein, 2018). When the keys of a
+ * row are split over several tasks, each leaves a partial result, and `merge_head` puts them together. */
+enum { CHUNK = 64, MAX_QUERIES = 64 };
+
+typedef struct {
+    int64_t table;          /* row of the block tables */
+    int64_t first_row;      /* of the batch */
+    int64_t num_rows;       /* num_rows * heads per group <= MAX_QUERIES */
+    int64_t first_position; /* of the first row; it sees keys up to this one */
+    int64_t first_key;      /* keys of this task; the rows may see fewer */
+    int64_t last_key;       /* exclusive */
+    int64_t partial;        /* where the partial result of the only row goes, or -1: this task is all there is */
+} attention_task;
+
+typedef struct {
+    int64_t row, first_partial, num_partials;
+} attention_merge;
+
+typedef struct {
+    const heads_shape *shape;
+    const int64_t *tables;
+    int64_t table_stride;
+    int64_t window; /* how many keys a row sees, itself included; a huge number for all */
+    const attention_task *tasks;
+    int64_t num_tasks;
+    const attention_merge *merges;
+    int64_t num_merges;
+    float *partials; /* per partial result and query head: maximum, sum, then head_dim sums of values */
+} attention_plan;
+
+/* Keys of one chunk and one key-value head, by address. The values of a key are at a fixed distance. */
+typedef struct {
+    int64_t count;
+    const float *keys[CHUNK];
+} chunk;
+
+ALWAYS_INLINE int64_t at_least(int64_t x, int64_t bound) { return x < bound ? bound : x; }
+ALWAYS_INLINE int64_t at_most(int64_t x, int64_t bound) { return x > bound ? bound : x; }
+
+ALWAYS_INLINE void find_chunk(chunk *found, const attention_plan *plan, const attention_task *task, const float *cache,
+                              int64_t kv_head, int64_t first) {
+    const heads_shape *shape = plan->shape;
+    const int64_t block_size = shape->block_size, head_dim = shape->head_dim;
+    const int64_t block_stride = 2 * shape->num_kv_heads * block_size * head_dim;
+    const int64_t *table = plan->tables + task->table * plan->table_stride;
+    const float *head_cache = cache + kv_head * block_size * head_dim;
+    const int64_t last = at_most(first + CHUNK, task->last_key);
+    int64_t offset = first % block_size, column = first / block_size, count = 0;
+    for (int64_t key = first; key < last; column++, offset = 0) {
+        const float *block = head_cache + table[column] * block_stride;
+        for (; offset < block_size && key < last; offset++, key++) found->keys[count++] = block + offset * head_dim;
+    }
+    found->count = count;
+    /* Keys are taken by fours; the last one stands in for those that are missing. */
+    for (; count % 4; count++) found->keys[count] = found->keys[count - 1];
+}
+
+/* Bring some vectors of the next chunk nearer: blocks lie anywhere in memory, and the processor cannot guess the next
+ * one. Not as far as the first-level cache, and a few at a time: with too many on their way it drops the rest. */
+ALWAYS_INLINE void prefetch_four(const chunk *next, int64_t first, int64_t distance, int64_t head_dim) {
+    for (int64_t i = first; i < at_most(first + 4, next->count); i++)
+        for (int64_t j = 0; j < head_dim; j += 16) __builtin_prefetch(next->keys[i] + distance + j, 0, 1);
+}
+
+/* The sums of four vectors, in the first four elements. */
+ALWAYS_INLINE vec sum_four(vec a, vec b, vec c, vec d) {
+    const vec ab = SHUFFLE(a, b, 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLE(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+    const vec cd = SHUFFLE(c, d, 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLE(c, d, 2, 10, 3, 11, 6, 14, 7, 15);
+    const vec abcd = SHUFFLE(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
+    return abcd + SHUFFLE(abcd, abcd, 4, 5, 6, 7, 0, 1, 2, 3);
+}
+
+/* Scores of two queries with four keys: the largest block whose sums stay in sixteen registers. */
+ALWAYS_INLINE void score_block(const float *q0, const float *q1, const float *const *keys, int64_t head_dim,
+                               float scale, float *scores0, float *scores1) {
+    const float *k0 = keys[0], *k1 = keys[1], *k2 = keys[2], *k3 = keys[3];
+    vec a0 = splat(0), a1 = a0, a2 = a0, a3 = a0, b0 = a0, b1 = a0, b2 = a0, b3 = a0;
+    int64_t i = 0;
+    for (; i + WIDTH <= head_dim; i += WIDTH) {
+        const vec a = load(q0 + i), b = load(q1 + i);
+        const vec x0 = load(k0 + i), x1 = load(k1 + i), x2 = load(k2 + i), x3 = load(k3 + i);
+        a0 += a * x0, a1 += a * x1, a2 += a * x2, a3 += a * x3;
+        b0 += b * x0, b1 += b * x1, b2 += b * x2, b3 += b * x3;
+    }
+    vec a = sum_four(a0, a1, a2, a3), b = sum_four(b0, b1, b2, b3);
+    for (; i < head_dim; i++) {
+        const vec x = {k0[i], k1[i], k2[i], k3[i]};
+        a += splat(q0[i]) * x;
+        b += splat(q1[i]) * x;
+    }
+    a *= splat(scale), b *= splat(scale);
+    memcpy(scores0, &a, 4 * sizeof(float));
+    memcpy(scores1, &b, 4 * sizeof(float));
+}
+
+/* Turn one query's scores into weights in place, all hidden ones zero; returns the factor for what was summed before. */
+ALWAYS_INLINE float weigh(float *scores, int64_t visible_from, int64_t visible_to, int64_t count, float *maximum,
+                          float *total) {
+    for (int64_t i = 0; i < visible_from; i++) scores[i] = -INFINITY;
+    const int64_t padded = (count + WIDTH - 1) / WIDTH * WIDTH;
+    for (int64_t i = visible_to; i < padded; i++) scores[i] = -INFINITY;
+    vec most = splat(*maximum);
+    for (int64_t i = 0; i < padded; i += WIDTH) {
+        const vec x = load(scores + i);
+        most = select(x > most, x, most);
+    }
+    float highest = most[0];
+    for (int i = 1; i < WIDTH; i++) highest = most[i] > highest ? most[i] : highest;
+    const float factor = expf(*maximum - highest);
+    for (int64_t i = 0; i < padded; i += WIDTH) store(scores + i, exponential(load(scores + i) - splat(highest)));
+    for (int64_t i = 0; i < visible_from; i++) scores[i] = 0;
+    for (int64_t i = visible_to; i < padded; i++) scores[i] = 0;
+    vec sums = splat(0);
+    for (int64_t i = 0; i < padded; i += WIDTH) sums += load(scores + i);
+    *maximum = highest;
+    *total = *total * factor + sum(sums);
+    return factor;
+}
+
+/* Columns first .. first + 4 * WIDTH of two queries' sums of values. */
+ALWAYS_INLINE void add_values_wide(const chunk *keys, int64_t values, const float *weights0, const float *weights1,
+                                   vec factor0, vec factor1, float *out0, float *out1) {
+    vec a0 = load(out0) * factor0, a1 = load(out0 + WIDTH) * factor0;
+    vec a2 = load(out0 + 2 * WIDTH) * factor0, a3 = load(out0 + 3 * WIDTH) * factor0;
+    vec b0 = load(out1) * factor1, b1 = load(out1 + WIDTH) * factor1;
+    vec b2 = load(out1 + 2 * WIDTH) * factor1, b3 = load(out1 + 3 * WIDTH) * factor1;
+    for (int64_t i = 0; i < keys->count; i++) {
+        const float *value = keys->keys[i] + values;
+        const vec a = splat(weights0[i]), b = splat(weights1[i]);
+        const vec x0 = load(value), x1 = load(value + WIDTH);
+        const vec x2 = load(value + 2 * WIDTH), x3 = load(value + 3 * WIDTH);
+        a0 += a * x0, a1 += a * x1, a2 += a * x2, a3 += a * x3;
+        b0 += b * x0, b1 += b * x1, b2 += b * x2, b3 += b * x3;
+    }
+    store(out0, a0), store(out0 + WIDTH, a1), store(out0 + 2 * WIDTH, a2), store(out0 + 3 * WIDTH, a3);
+    /* The second query may be the first once more, so it must come after, with the same sums. */
+    store(out1, b0), store(out1 + WIDTH, b1), store(out1 + 2 * WIDTH, b2), store(out1 + 3 * WIDTH, b3);
+}
+
+/* sums = sums * factor + weights x values, for two queries; `values` is the distance from a key to its value. */
+ALWAYS_INLINE void add_values(const chunk *keys, int64_t values, int64_t head_dim, const float *weights0,
+                              const float *weights1, float factor0, float factor1, float *out0, float *out1) {
+    int64_t column = 0;
+    for (; column + 4 * WIDTH <= head_dim; column += 4 * WIDTH)
+        add_values_wide(keys, values + column, weights0, weights1, splat(factor0), splat(factor1), out0 + column,
+                        out1 + column);
+    for (; column + WIDTH <= head_dim; column += WIDTH) {
+        vec a = load(out0 + column) * splat(factor0), b = load(out1 + column) * splat(factor1);
+        for (int64_t i = 0; i < keys->count; i++) {
+            const vec value = load(keys->keys[i] + values + column);
+            a += splat(weights0[i]) * value;
+            b += splat(weights1[i]) * value;
+        }
+        store(out0 + column, a);
+        store(out1 + column, b);
+    }
+    for (; column < head_dim; column++) {
+        float a = out0[column] * factor0, b = out1[column] * factor1;
+        for (int64_t i = 0; i < keys->count; i++) {
+            const float value = keys->keys[i][values + column];
+            a += weights0[i] * value;
+            b += weights1[i] * value;
+        }
+        out0[column] = a;
+        out1[column] = b;
+    }
+}
+
+/* Running results of the queries of a task that share a key-value head. */
+typedef struct {
+    int64_t count;
+    const float *queries[MAX_QUERIES];
+    float *sums[MAX_QUERIES];
+    float maximum[MAX_QUERIES], total[MAX_QUERIES], factor[MAX_QUERIES];
+    float scores[MAX_QUERIES][CHUNK];
+} accumulator;
+
+ALWAYS_INLINE void begin_head(accumulator *acc, const attention_plan *plan, const attention_task *task,
+                              int64_t kv_head, const float *heads, float *out) {
+    const heads_shape *shape = plan->shape;
+    const int64_t head_dim = shape->head_dim, group = shape->num_heads / shape->num_kv_heads;
+    const int64_t row_size = (shape->num_heads + 2 * shape->num_kv_heads) * head_dim;
+    acc->count = task->num_rows * group;
+    for (int64_t q = 0; q < acc->count; q++) {
+        const int64_t row = task->first_row + q / group, head = kv_head * group + q % group;
+        acc->queries[q] = heads + row * row_size + head * head_dim;
+        acc->sums[q] = task->partial < 0
+                           ? out + (row * shape->num_heads + head) * head_dim
+                           : plan->partials + (task->partial * shape->num_heads + head) * (head_dim + 2) + 2;
+        memset(acc->sums[q], 0, (size_t)head_dim * sizeof(float));
+        acc->maximum[q] = -INFINITY;
+        acc->total[q] = 0;
+    }
+}
+
+/* One chunk, whose first key has position `first`; what comes next is prefetched on the way. */
+ALWAYS_INLINE void attend_chunk(accumulator *acc, const attention_plan *plan, const attention_task *task,
+                                const chunk *keys, const chunk *next, int64_t first) {
+    const heads_shape *shape = plan->shape;
+    const int64_t head_dim = shape->head_dim, group = shape->num_heads / shape->num_kv_heads;
+    const int64_t values = shape->num_kv_heads * shape->block_size * head_dim;
+    for (int64_t q = 0; q < acc->count; q += 2) {
+        /* Without a second query, the first is done twice. */
+        const int64_t second = at_most(q + 1, acc->count - 1);
+        for (int64_t i = 0; i < keys->count; i += 4) {
+            if (q == 0) prefetch_four(next, i, 0, head_dim);
+            if (q + 2 >= acc->count) prefetch_four(next, i, values, head_dim);
+            score_block(acc->queries[q], acc->queries[second], keys->keys + i, head_dim, shape->scale,
+                        acc->scores[q] + i, acc->scores[second] + i);
+        }
+    }
+    for (int64_t q = 0; q < acc->count; q++) {
+        const int64_t position = task->first_position + q / group;
+        const int64_t from = at_most(at_least(position + 1 - plan->window - first, 0), keys->count);
+        const int64_t to = at_least(at_most(position + 1 - first, keys->count), from);
+        if (from < to) {
+            acc->factor[q] = weigh(acc->scores[q], from, to, keys->count, &acc->maximum[q], &acc->total[q]);
+        } else { /* this row sees nothing here */
+            acc->factor[q] = 1;
+            memset(acc->scores[q], 0, sizeof acc->scores[q]);
+        }
+    }
+    for (int64_t q = 0; q < acc->count; q += 2) {
+        const int64_t second = at_most(q + 1, acc->count - 1);
+        add_values(keys, values, head_dim, acc->scores[q], acc->scores[second], acc->factor[q], acc->factor[second],
+                   acc->sums[q], acc->sums[second]);
+    }
+}
+
+ALWAYS_INLINE void end_head(const accumulator *acc, const attention_task *task, int64_t head_dim) {
+    for (int64_t q = 0; q < acc->count; q++) {
+        if (task->partial < 0) {
+            for (int64_t i = 0; i < head_dim; i++) acc->sums[q][i] /= acc->total[q];
+        } else {
+            acc->sums[q][-2] = acc->maximum[q];
+            acc->sums[q][-1] = acc->total[q];
+        }
+    }
+}
+
+CLONED static void attend_task(const attention_plan *plan, const attention_task *task, const float *heads,
+                               const float *cache, float *out) {
+    accumulator acc;
+    chunk chunks[2], *keys = chunks, *next = chunks + 1;
+    find_chunk(next, plan, task, cache, 0, task->first_key);
+    for (int64_t kv_head = 0; kv_head < plan->shape->num_kv_heads; kv_head++) {
+        begin_head(&acc, plan, task, kv_head, heads, out);
+        for (int64_t first = task->first_key; first < task->last_key; first += CHUNK) {
+            chunk *const spent = keys;
+            keys = next, next = spent;
+            if (first + CHUNK < task->last_key)
+                find_chunk(next, plan, task, cache, kv_head, first + CHUNK);
+            else if (kv_head + 1 < plan->shape->num_kv_heads)
+                find_chunk(next, plan, task, cache, kv_head + 1, task->first_key);
+            else
+                next->count = 0;
+            attend_chunk(&acc, plan, task, keys, next, first);
+        }
+        end_head(&acc, task, plan->shape->head_dim);
+    }
+}
+
+CLONED static void merge_head(const float *partials, int64_t num_partials, int64_t stride, int64_t head_dim,
+                              float *out) {
+    float maximum = -INFINITY, total = 0;
+    for (int64_t i = 0; i < num_partials; i++) {
+        const float candidate = partials[i * stride];
+        maximum = candidate > maximum ? candidate : maximum;
+    }
+    memset(out, 0, (size_t)head_dim * sizeof(float));
+    for (int64_t i = 0; i < num_partials; i++) {
+        const float *partial = partials + i * stride;
+        const float factor = expf(partial[0] - maximum);
+        total += partial[1] * factor;
+        for (int64_t j = 0; j < head_dim; j++) out[j] += partial[2 + j] * factor;
+    }
+    for (int64_t j = 0; j < head_dim; j++) out[j] /= total;
+}
+
+void tenure_attend(const attention_plan *plan, const float *heads, const float *cache, float *out) {
+    const heads_shape *shape = plan->shape;
+    const int64_t num_heads = shape->num_heads, head_dim = shape->head_dim;
+    const int64_t partial_size = num_heads * (head_dim + 2);
+#pragma omp parallel
+    {
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < plan->num_tasks; i++) attend_task(plan, plan->tasks + i, heads, cache, out);
+#pragma omp for
+        for (int64_t i = 0; i < plan->num_merges * num_heads; i++) {
+            const attention_merge *merge = plan->merges + i / num_heads;
+            const int64_t head = i % num_heads;
+            merge_head(plan->partials + merge->first_partial * partial_size + head * (head_dim + 2),
+                              merge->num_partials, partial_size, head_dim,
+                              out + (merge->row * num_heads + head) * head_dim);
+        }
+    }
+}
+
+/* How many threads a parallel region gets. */
+int64_t tenure_threads(void) {
+    int64_t threads = 0;
+#pragma omp parallel reduction(+ : threads)
+    threads += 1;
+    return threads;
+}
