@@ -1,6 +1,7 @@
 """A server without engines: the real guard, routes and handlers around a scripted engine and a byte tokenizer."""
 
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -32,8 +33,11 @@ class ByteTokenizer:
 
     def __init__(self, begins: bool = False) -> None:
         self.bos_token_id = BEGIN if begins else None
+        self.encoded_by: set[int] = set()
+        """Identities of the threads that encoded something."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.encoded_by.add(threading.get_ident())
         begin = [BEGIN] if add_special_tokens and self.bos_token_id is not None else []
         return begin + list(text.encode())
 

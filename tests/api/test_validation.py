@@ -1,5 +1,7 @@
 """Every sampling field: values that are taken as they are, values at the edge, values that are refused."""
 
+import threading
+
 import pytest
 
 from tenure.api.context import ApiSettings, GenerationDefaults
@@ -7,6 +9,7 @@ from tenure.sampling import RepetitionDetection
 from tests.api.generation_rig import END, Rig, assert_refused
 
 INT64 = 2**63 - 1
+TOO_MANY_BIASES = {f"{token:0{digits}}": 1 for token in range(200) for digits in (4, 5)}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ BOTH = [
     ("best_of", [1], [0, 2, 100000, 1.5]),
     ("seed", [0, -1, INT64, -(2**63)], [2**63, -(2**63) - 1, 1.5, "1", 10**40]),
     ("stop", ["a", ["a"], ["a", "b", "c", "d"], []], ["", [""], ["a", ""], ["a"] * 5, 1, [1], {"a": 1}]),
-    ("stop_token_ids", [[], [0], [259], [7.0]], [[260], [-1], ["a"], [1.5], 3, [True], [10**30]]),
+    ("stop_token_ids", [[], [0], [259], [7.0]], [[260], [-1], ["a"], [1.5], 3, [True], [10**30], [0] * 261]),
     ("include_stop_str_in_output", [True, False], [1, "true"]),
     ("ignore_eos", [True, False], [1, "true", 0]),
     ("min_tokens", [0, 1, 4.0], [-1, 6, 1.5, "1", 10**30]),
@@ -42,10 +45,10 @@ BOTH = [
     (
         "logit_bias",
         [{}, {"1": 5}, {"259": -100.0}, {"0": 1000}],
-        [{"260": 1}, {"-1": 1}, {"a": 1}, {"1": "x"}, [1], {"1": None}],
+        [{"260": 1}, {"-1": 1}, {"a": 1}, {"1": "x"}, [1], {"1": None}, TOO_MANY_BIASES],
     ),
-    ("bad_words", [[], ["a"], ["two words"]], [[""], [" "], "a", [1], ["a"] * 129]),
-    ("allowed_token_ids", [[1], [0, 259]], [[], [260], [-1], ["a"], 5]),
+    ("bad_words", [[], ["a"], ["two words"], ["x" * 1024]], [[""], [" "], "a", [1], ["a"] * 129, ["x" * 1025]]),
+    ("allowed_token_ids", [[1], [0, 259]], [[], [260], [-1], ["a"], 5, [0] * 261]),
     ("truncate_prompt_tokens", [-1, 1, 2048], [-2, 0, 2049, 1.5, "1", 10**30]),
     ("truncation_side", ["left", "right"], ["middle", "", 1]),
     ("prompt_logprobs", [0, 1, 20], [21, -1, -2, 10**9, 1.5, True]),
@@ -415,3 +418,26 @@ def test_a_long_conversation_is_handled_in_a_thread_with_the_same_result():
     rig = Rig(max_model_len=100_000, num_blocks=100_000)
     rig.chat("x" * 20_000)
     assert len(rig.submitted.prompts[0]) == 20_000 + len("user:;>")
+
+
+@pytest.mark.parametrize("ask", ["chat", "complete"])
+def test_nothing_of_a_long_body_is_tokenised_on_the_event_loop(ask):
+    rig = Rig(max_model_len=100_000, num_blocks=100_000)
+    tokenizer = rig.context.texts["tiny"].tokenizer
+    getattr(rig, ask)("x", bad_words=[f"{number}" + "w" * 500 for number in range(30)])
+    assert len(rig.submitted.sampling.bad_words) == 30
+    assert threading.get_ident() not in tokenizer.encoded_by
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({"bad_words": ["x" * 1025]}, "1024"),
+        ({"stop_token_ids": [0] * 261}, "260"),
+        ({"allowed_token_ids": [0] * 261}, "260"),
+        ({"logprobs": 1, "logprob_token_ids": [0] * 129}, "128"),
+        ({"logit_bias": TOO_MANY_BIASES}, "260"),
+    ],
+)
+def test_lists_and_words_beyond_a_limit_are_told_the_limit(rig, fields, limit):
+    assert f"at most {limit}" in assert_refused(rig, rig.complete(**fields))["message"]

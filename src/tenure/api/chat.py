@@ -9,6 +9,7 @@ from tenure.api.context import AppContext
 from tenure.api.decoding import decode_body
 from tenure.api.generate import Format, run_job
 from tenure.api.selection import select_model
+from tenure.api.threads import in_thread_if_long
 from tenure.api.validate import chat_job
 
 DECODER = msgspec.json.Decoder(ChatRequest)
@@ -20,5 +21,7 @@ async def chat_completions(call: Call[AppContext]) -> None:
     chosen = select_model(call, request.model)
     priority = call.headers.get("x-vllm-priority")
     settings, size = call.context.settings, len(call.body)
-    job = await chat_job(request, chosen.text, chosen.window, settings, size=size, priority=priority)
+    job = await in_thread_if_long(
+        lambda: chat_job(request, chosen.text, chosen.window, settings, priority), size, settings.thread_above
+    )
     await run_job(call, chosen.engine, job, FORMAT)

@@ -9,10 +9,10 @@ from tenure.api.answer import Answer, Piece, Record
 from tenure.api.call import Call
 from tenure.api.context import AppContext
 from tenure.api.job import Job
-from tenure.api.prompts import in_thread_if_long
 from tenure.api.reply import ReplyHead, fingerprint
 from tenure.api.response_types import Usage
 from tenure.api.sse import EventStream
+from tenure.api.threads import in_thread_if_long
 from tenure.client import EndOfGeneration, EngineClient, GenerationHandle
 from tenure.wire.messages import ItemOutput
 

@@ -1,17 +1,12 @@
 """Prompts: from what a body holds to lists of token ids that fit the model, or a 400 that says why not."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
-
-import anyio.to_thread
 
 from tenure.api.context import Window
 from tenure.api.errors import context_length_exceeded, invalid_request
 from tenure.api.ranges import check_ids
 from tenure.text.tokenizer import Tokenizer
-
-T = TypeVar("T")
 
 TextOrIds = str | Sequence[int | float]
 PromptField = str | Sequence[str | int | float | Sequence[int | float]]
@@ -23,13 +18,6 @@ class Truncation:
 
     limit: int
     side: str
-
-
-async def in_thread_if_long(work: Callable[[], T], size: int, threshold: int) -> T:
-    """Run `work` here, or in a worker thread when its input is so long that the event loop would stall."""
-    if size <= threshold:
-        return work()
-    return await anyio.to_thread.run_sync(work)
 
 
 def split_prompts(prompt: PromptField | None, max_prompts: int) -> list[TextOrIds]:

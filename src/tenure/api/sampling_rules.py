@@ -20,6 +20,7 @@ GREEDY_BELOW = 1e-5
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 4096
 MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARACTERS = 1024
 MAX_LOGPROB_IDS = 128
 MAX_PATTERN = 256  # the engine looks for each size after each token
 MAX_REPETITIONS = 4096
@@ -93,7 +94,7 @@ def sampling_params(
         seed=int(numbers["seed"]) if "seed" in numbers else secrets.randbits(63) if seed is None else seed,
         eos_token_ids=model.eos_token_ids,
         ignore_eos=bool(request.ignore_eos),
-        stop_token_ids=tuple(dict.fromkeys(_ids(request, "stop_token_ids", vocabulary_size))),
+        stop_token_ids=_ids(request, "stop_token_ids", vocabulary_size),
         logit_bias=_logit_bias(request.logit_bias, vocabulary_size),
         allowed_token_ids=_allowed_token_ids(request, vocabulary_size),
         bad_words=_bad_words(request.bad_words or (), tokenizer, vocabulary_size),
@@ -198,27 +199,32 @@ def _repetition_penalty(value: float) -> float:
     return min(max(value, 1 / MAX_PENALTY), MAX_PENALTY)
 
 
-def _ids(request: SamplingFields, name: str, vocabulary_size: int) -> list[int]:
-    return check_ids(name, getattr(request, name) or (), vocabulary_size)
+def _ids(request: SamplingFields, name: str, vocabulary_size: int, most: int | None = None) -> tuple[int, ...]:
+    """Return the different ids of a list of at most `most` entries, by default as many as the vocabulary has."""
+    values = getattr(request, name) or ()
+    limit = vocabulary_size if most is None else most
+    if len(values) > limit:
+        raise invalid_request(f"`{name}` takes at most {limit} ids.", name)
+    return tuple(dict.fromkeys(check_ids(name, values, vocabulary_size)))
 
 
 def _allowed_token_ids(request: SamplingFields, vocabulary_size: int) -> tuple[int, ...]:
     if request.allowed_token_ids is not None and not request.allowed_token_ids:
         raise invalid_request("`allowed_token_ids` must not be empty.", "allowed_token_ids")
-    return tuple(dict.fromkeys(_ids(request, "allowed_token_ids", vocabulary_size)))
+    return _ids(request, "allowed_token_ids", vocabulary_size)
 
 
 def _logprob_token_ids(request: SamplingFields, vocabulary_size: int, logprobs: int | None) -> tuple[int, ...]:
-    ids = _ids(request, "logprob_token_ids", vocabulary_size)
-    if len(ids) > MAX_LOGPROB_IDS:
-        raise invalid_request(f"`logprob_token_ids` takes at most {MAX_LOGPROB_IDS} ids.", "logprob_token_ids")
+    ids = _ids(request, "logprob_token_ids", vocabulary_size, MAX_LOGPROB_IDS)
     if ids and logprobs is None:
         raise invalid_request("`logprob_token_ids` needs `logprobs`.", "logprob_token_ids")
-    return tuple(dict.fromkeys(ids))
+    return ids
 
 
 def _logit_bias(biases: Mapping[str, float] | None, vocabulary_size: int) -> tuple[tuple[int, float], ...]:
     pairs: dict[int, float] = {}
+    if biases and len(biases) > vocabulary_size:
+        raise invalid_request(f"`logit_bias` takes at most {vocabulary_size} biases.", "logit_bias")
     for key, bias in (biases or {}).items():
         if not _KEY.fullmatch(key) or not 0 <= int(key) < vocabulary_size:
             message = f"`logit_bias` has the key {echo(key[:40])}, which is not a token of this model"
@@ -231,6 +237,8 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer, vocabulary_size: int)
     """Tokenise each word as the start of a text and after a space, where that makes a different first token."""
     if len(words) > MAX_BAD_WORDS:
         raise invalid_request(f"`bad_words` makes at most {MAX_BAD_WORDS} token sequences.", "bad_words")
+    if any(len(word) > MAX_BAD_WORD_CHARACTERS for word in words):
+        raise invalid_request(f"A word in `bad_words` has at most {MAX_BAD_WORD_CHARACTERS} characters.", "bad_words")
     sequences: list[tuple[int, ...]] = []
     for word in words:
         bare = word.lstrip()

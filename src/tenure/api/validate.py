@@ -1,4 +1,7 @@
-"""From a decoded body to a `Job`, or a 400. Nothing of a request reaches the engine but through here."""
+"""From a decoded body to a `Job`, or a 400. Nothing of a request reaches the engine but through here.
+
+Pure, and as slow as the body is long: a body that is not short is validated in a worker thread (`api.threads`).
+"""
 
 import logging
 from collections.abc import Sequence
@@ -11,7 +14,7 @@ from tenure.api.conversation import check_conversation, echoed_text, render, res
 from tenure.api.errors import invalid_request
 from tenure.api.fields import GUIDED_FIELDS, SamplingFields
 from tenure.api.job import Job, ReportOptions
-from tenure.api.prompts import TextOrIds, check_truncation, fit, in_thread_if_long, split_prompts, tokenise
+from tenure.api.prompts import TextOrIds, check_truncation, fit, split_prompts, tokenise
 from tenure.api.sampling_rules import (
     Numbers,
     check_cache_salt,
@@ -33,22 +36,16 @@ logger = logging.getLogger(__name__)
 DEFAULT_COMPLETION_TOKENS = 16
 
 
-async def chat_job(
-    request: ChatRequest,
-    model: TextModel,
-    window: Window,
-    settings: ApiSettings,
-    *,
-    size: int,
-    priority: str | None = None,
+def chat_job(
+    request: ChatRequest, model: TextModel, window: Window, settings: ApiSettings, priority: str | None = None
 ) -> Job:
-    """Validate a chat body of `size` bytes; `priority` is the header `X-Vllm-Priority`."""
+    """Validate a chat body; `priority` is the header `X-Vllm-Priority`."""
     numbers = checked_numbers(request)
     refuse_unserved(request, numbers)
     check_conversation(request)
     draft = _draft(request, numbers, model, window, settings, priority)
     logprobs = _chat_logprobs(request, draft)
-    text, ids = await in_thread_if_long(lambda: _chat_prompt(request, draft), size, settings.thread_above)
+    text, ids = _chat_prompt(request, draft)
     requested = numbers.get("max_completion_tokens", numbers.get("max_tokens", model.defaults.max_tokens))
     max_tokens = fit([ids], None if requested is None else int(requested), window, "messages")
     return draft.job(
@@ -63,16 +60,10 @@ async def chat_job(
     )
 
 
-async def completion_job(
-    request: CompletionRequest,
-    model: TextModel,
-    window: Window,
-    settings: ApiSettings,
-    *,
-    size: int,
-    priority: str | None = None,
+def completion_job(
+    request: CompletionRequest, model: TextModel, window: Window, settings: ApiSettings, priority: str | None = None
 ) -> Job:
-    """Validate a completion body of `size` bytes; `priority` is the header `X-Vllm-Priority`."""
+    """Validate a completion body; `priority` is the header `X-Vllm-Priority`."""
     requested, numbers = _completion_numbers(request)
     refuse_unserved(request, numbers)
     if request.suffix:
@@ -83,10 +74,7 @@ async def completion_job(
     logprobs = None
     if "logprobs" in numbers:
         logprobs = check_logprob_count("logprobs", int(numbers["logprobs"]), settings, window.vocabulary_size)
-    given = split_prompts(request.prompt, settings.max_prompts)
-    texts, prompts = await in_thread_if_long(
-        lambda: _completion_prompts(request, given, draft), size, settings.thread_above
-    )
+    texts, prompts = _completion_prompts(request, draft)
     max_tokens = fit(prompts, requested, window, "prompt")
     prompt_logprobs = draft.prompt_logprobs
     if request.echo and logprobs is not None:
@@ -240,9 +228,8 @@ def _completion_numbers(request: CompletionRequest) -> tuple[int, Numbers]:
     return int(numbers.get("max_tokens", DEFAULT_COMPLETION_TOKENS)), numbers
 
 
-def _completion_prompts(
-    request: CompletionRequest, given: Sequence[TextOrIds], draft: _Draft
-) -> tuple[list[str], list[list[int]]]:
+def _completion_prompts(request: CompletionRequest, draft: _Draft) -> tuple[list[str], list[list[int]]]:
+    given = split_prompts(request.prompt, draft.settings.max_prompts)
     prompts = draft.prompt_tokens(given, add_special_tokens=request.add_special_tokens is not False)
     if not request.echo:
         return [], prompts
