@@ -336,6 +336,28 @@ def test_the_audit_is_made_when_idle_and_once_a_second_at_most() -> None:
     assert 3 <= rig.scheduler.audits <= 5
 
 
+def test_an_audit_that_would_come_too_soon_is_made_up_for() -> None:
+    rig = Rig()
+    audited = threading.Event()
+    audit = rig.scheduler.audit
+
+    def noted() -> None:
+        audit()
+        if rig.scheduler.audits == 2:
+            audited.set()
+
+    rig.scheduler.audit = noted  # type: ignore[method-assign]
+    rig.run(Add(request(1, max_tokens=1)))
+    assert rig.scheduler.audits == 1
+    rig.clock.now += 0.9
+    thread = threading.Thread(target=rig.loop.run)
+    rig.orders.put(Add(request(2, max_tokens=1)))
+    thread.start()
+    assert audited.wait(5)
+    rig.orders.put(Stop())
+    thread.join(timeout=5)
+
+
 def test_holders_are_shown_with_what_they_hold() -> None:
     """Those that have not ended, oldest request first, and no more than a page of them."""
     rig = Rig()

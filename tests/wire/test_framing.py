@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenure.wire import messages as wire
-from tenure.wire.framing import MAX_FRAME_BYTES, Channel, PeerGone
+from tenure.wire.framing import MAX_FRAME_BYTES, Channel, FrameTooLarge, PeerGone
 from tests.tasks import run
 from tests.wire.samples import FROM_ENGINE, OUTPUT, SMALLEST, TO_ENGINE
 from tests.wire.streams import BrokenStream, ScriptedStream
@@ -143,7 +143,7 @@ def test_a_message_that_is_too_large_is_not_sent() -> None:
     async def scenario() -> None:
         stream = ScriptedStream()
         huge = wire.Unready(reason="x" * MAX_FRAME_BYTES)
-        with pytest.raises(ValueError, match="larger than a frame"):
+        with pytest.raises(FrameTooLarge, match="larger than a frame"):
             await Channel[Any](stream, EITHER).send([huge])
         assert not stream.sent
 

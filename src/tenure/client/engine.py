@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 
 from tenure.client.generation import GenerationHandle, HandleState, Refusal
@@ -118,18 +119,7 @@ class EngineClient:
     def _submit(self, submit: wire.Submit) -> GenerationHandle:
         number = next(self._numbers)
         handle = GenerationHandle(number, lambda index: self._send(wire.FinishItem(request=number, index=index)))
-        self._send(
-            wire.Submit(
-                request=number,
-                public_id=submit.public_id,
-                prompts=submit.prompts,
-                sampling=submit.sampling,
-                n=submit.n,
-                label=submit.label,
-                priority=submit.priority,
-                cache_salt=submit.cache_salt,
-            )
-        )
+        self._send(msgspec.structs.replace(submit, request=number))
         self._open[number] = handle  # after it could be encoded: a request that was not sent has no ending
         return handle
 

@@ -32,6 +32,8 @@ def repeats(tokens: Sequence[int], begin: int, rule: RepetitionDetection) -> boo
         needed = size * rule.min_count
         if len(tokens) - begin < needed:
             return False
+        if tokens[-1] != tokens[-1 - size]:
+            continue  # spares nearly every comparison
         tail = tokens[len(tokens) - needed :]
         if tail[size:] == tail[:-size]:
             return True

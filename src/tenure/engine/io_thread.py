@@ -21,6 +21,8 @@ from tenure.wire.messages import ModelCard
 logger = logging.getLogger("tenure.engine")
 
 _TOLD_LIMIT = 1024
+_TELL_TIMEOUT = 1.0
+"""How often a loop that waits for the I/O thread looks whether there still is one."""
 
 
 class IOThread:
@@ -35,6 +37,7 @@ class IOThread:
         self._listener = listener
         self._lifeline = lifeline
         self._told: queue.Queue[tuple[int, list[Output], list[Request]]] = queue.Queue(_TOLD_LIMIT)
+        self._anything_told = anyio.Event()
         self._thread = threading.Thread(target=self._run, name="tenure-io", daemon=True)
         self._started = threading.Event()
         self._ended = threading.Event()
@@ -58,10 +61,12 @@ class IOThread:
         if self._ended.is_set():  # while the model was being loaded
             orders.put(Stop())
 
-    def stop(self) -> None:
-        """End the thread and wait for it."""
+    def stop(self) -> bool:
+        """End the thread and wait for it; False when it had failed before."""
+        failed = self._ended.is_set()
         self._soon(self._end)
         self._thread.join()
+        return not failed
 
     # the loop's port, called in the main thread
 
@@ -69,8 +74,13 @@ class IOThread:
         self._switchboard.publish(snapshot)
 
     def tell(self, step: int, outputs: list[Output], ended: list[Request]) -> None:
-        self._told.put((step, outputs, ended))
-        self._soon(self._deliver)
+        while not self._ended.is_set():
+            try:
+                self._told.put((step, outputs, ended), timeout=_TELL_TIMEOUT)
+            except queue.Full:
+                continue
+            self._soon(lambda: self._anything_told.set())
+            return
 
     def _soon(self, callback: Callable[[], None]) -> None:
         assert self._loop is not None
@@ -81,9 +91,13 @@ class IOThread:
 
     # in the I/O thread
 
-    def _deliver(self) -> None:
-        step, outputs, ended = self._told.get_nowait()
-        self._switchboard.deliver(step, outputs, ended)
+    async def _deliver(self) -> None:
+        """Pass on what the loop tells. It is a task of the group, so that a fault in it ends the process."""
+        while True:
+            await self._anything_told.wait()
+            self._anything_told = anyio.Event()
+            while not self._told.empty():
+                self._switchboard.deliver(*self._told.get_nowait())
 
     def _end(self) -> None:
         if self._scope is not None:
@@ -107,6 +121,7 @@ class IOThread:
             self._scope = group.cancel_scope
             group.start_soon(listener.serve, self._switchboard.serve)
             group.start_soon(self._switchboard.heartbeat, lambda: self._progress())
+            group.start_soon(self._deliver)
             group.start_soon(self._watch_lifeline)
             self._started.set()
 

@@ -108,6 +108,7 @@ class EngineLoop:
         self._clock = clock
         self._sequence = 0
         self._audited_at = -_AUDIT_INTERVAL
+        self._audited = True  # nothing has happened since the last audit
         self._conserved = True
 
     def run(self) -> None:
@@ -125,7 +126,7 @@ class EngineLoop:
         ended: list[Request] = []
         obeyed = 0
         try:
-            order = self._orders.get(block=wait)
+            order = self._next_order() if wait else self._orders.get_nowait()
             while not isinstance(order, Stop):
                 ended += self._obey(order)
                 obeyed += 1
@@ -135,6 +136,16 @@ class EngineLoop:
                 self._tell([], ended)
             return True
         return False
+
+    def _next_order(self) -> Order:
+        """Wait for an order. The audit of an idle ledger that came too soon after another is made up for meanwhile."""
+        if not self._scheduler.busy and not self._audited:
+            try:
+                return self._orders.get(timeout=max(0.0, self._audited_at + _AUDIT_INTERVAL - self._clock()))
+            except queue.Empty:
+                self._audit()
+                self._publish()
+        return self._orders.get()
 
     def _obey(self, order: Add | Cancel | Finish) -> list[Request]:
         match order:
@@ -166,6 +177,7 @@ class EngineLoop:
             return StepResult(plan.number, [RowResult(r.slot, r.generation, error=_STEP_FAILED) for r in plan.rows])
 
     def _tell(self, outputs: list[Output], ended: list[Request]) -> None:
+        self._audited = False
         if not self._scheduler.busy and self._clock() - self._audited_at >= _AUDIT_INTERVAL:
             self._audit()
         self._publish()
@@ -173,7 +185,7 @@ class EngineLoop:
             self._port.tell(self.progress.step, outputs, ended)
 
     def _audit(self) -> None:
-        self._audited_at = self._clock()
+        self._audited_at, self._audited = self._clock(), True
         try:
             self._scheduler.audit()
         except LedgerError:

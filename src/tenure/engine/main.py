@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from typing import NamedTuple
 
 import torch
 
@@ -28,7 +29,7 @@ from tenure.engine.io_thread import IOThread
 from tenure.engine.loop import EngineLoop, Executor, Order
 from tenure.engine.sampler import Sampler
 from tenure.engine.switchboard import Switchboard
-from tenure.errors import CallerError, TenureError
+from tenure.errors import CallerError, ResourceError
 from tenure.kv.cache import CacheShape, KVCache
 from tenure.models.base import LoadedModel
 from tenure.models.loader import load
@@ -43,11 +44,12 @@ logger = logging.getLogger("tenure.engine")
 _SWITCH_INTERVAL = 0.001
 """Seconds after which a thread that computes lets the other one have the interpreter."""
 _ORDERS_PER_ITEM = 4
+_LEAST_CAPACITY = 2
 _DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def main() -> None:
-    """Run an engine until it is told to stop."""
+def main() -> int:
+    """Run an engine until it is told to stop; returns the exit code."""
     listener, report, parent = (int(argument) for argument in sys.argv[1:4])
     die_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -56,46 +58,60 @@ def main() -> None:
     configure_logging(f"engine {config.model.name}")
     sys.setswitchinterval(_SWITCH_INTERVAL)
     torch.set_num_threads(config.threads or cores())
-    try:
-        _serve(config, socket.socket(fileno=listener), report)
-    except TenureError as error:
-        write_report(report, Failed(message=str(error)))
-        sys.exit(1)
-
-
-def _serve(config: EngineConfig, listener: socket.socket, report: int) -> None:
-    epoch = secrets.token_hex(8)
-    io_thread = IOThread(Switchboard(epoch, config.index), listener, sys.stdin.fileno())
-    orders: queue.Queue[Order] = queue.Queue(_ORDERS_PER_ITEM * _item_limit(config))
+    io_thread = IOThread(
+        Switchboard(secrets.token_hex(8), config.index), socket.socket(fileno=listener), sys.stdin.fileno()
+    )
     io_thread.start()
-    started = time.monotonic()
     with torch.inference_mode():
-        model = load(config.model.source, _DTYPES[config.dtype], config.device)
-        limits, cache = _make_room(config, model)
-        executor = ModelExecutor(model, cache, Sampler(), limits.num_slots, limits.max_model_len)
-        scheduler = Scheduler(limits, cache_seed=secrets.token_bytes(32), prefix_caching=config.prefix_caching)
-        estimator = StepCostEstimator()
-        _warm_up(executor, estimator, limits)
-        loop = EngineLoop(
-            scheduler,
-            executor,
-            orders,
-            io_thread,
-            max_tokens=config.max_num_batched_tokens,
-            step_time=config.step_time,
-            estimator=estimator,
-        )
-        card = _card(config, model, limits, time.monotonic() - started)
-        gate_limits = GateLimits(
-            items=_item_limit(config),
-            tokens=config.max_num_queued_tokens,
-            capacity=limits.capacity,
-            vocabulary_size=card.vocabulary_size,
-        )
-        io_thread.open_for_business(card, gate_limits, orders, lambda: loop.progress)
-        write_report(report, Loaded(card=card))
-        loop.run()
-    io_thread.stop()
+        try:
+            engine = _load(config)
+        except (CallerError, ResourceError) as error:
+            write_report(report, Failed(message=str(error)))
+            return 1
+        _run(engine, config, io_thread, report)
+    return 0 if io_thread.stop() else 1
+
+
+class _Engine(NamedTuple):
+    """A loaded model with everything that a step needs."""
+
+    scheduler: Scheduler
+    executor: ModelExecutor
+    estimator: StepCostEstimator
+    card: ModelCard
+
+
+def _load(config: EngineConfig) -> _Engine:
+    started = time.monotonic()
+    model = load(config.model.source, _DTYPES[config.dtype], config.device)
+    limits, cache = _make_room(config, model)
+    executor = ModelExecutor(model, cache, Sampler(), limits.num_slots, limits.max_model_len)
+    scheduler = Scheduler(limits, cache_seed=secrets.token_bytes(32), prefix_caching=config.prefix_caching)
+    estimator = StepCostEstimator()
+    _warm_up(executor, estimator, limits)
+    return _Engine(scheduler, executor, estimator, _card(config, model, limits, time.monotonic() - started))
+
+
+def _run(engine: _Engine, config: EngineConfig, io_thread: IOThread, report: int) -> None:
+    orders: queue.Queue[Order] = queue.Queue(_ORDERS_PER_ITEM * _item_limit(config))
+    loop = EngineLoop(
+        engine.scheduler,
+        engine.executor,
+        orders,
+        io_thread,
+        max_tokens=config.max_num_batched_tokens,
+        step_time=config.step_time,
+        estimator=engine.estimator,
+    )
+    limits = GateLimits(
+        items=_item_limit(config),
+        tokens=config.max_num_queued_tokens,
+        capacity=engine.scheduler.limits.capacity,
+        vocabulary_size=engine.card.vocabulary_size,
+    )
+    io_thread.open_for_business(engine.card, limits, orders, lambda: loop.progress)
+    write_report(report, Loaded(card=engine.card))
+    loop.run()
 
 
 def _item_limit(config: EngineConfig) -> int:
@@ -116,6 +132,8 @@ def _make_room(config: EngineConfig, model: LoadedModel) -> tuple[Limits, KVCach
     limits = Limits(
         max_model_len=window, num_blocks=blocks, block_size=config.block_size, num_slots=config.max_num_seqs
     )
+    if limits.capacity < _LEAST_CAPACITY:
+        raise CallerError(f"window and cache leave room for {limits.capacity} token: a prompt and an answer need two")
     return limits, cache
 
 
@@ -147,7 +165,12 @@ def _card(config: EngineConfig, model: LoadedModel, limits: Limits, seconds: flo
 
 
 if __name__ == "__main__":
-    main()
-    # The interpreter's own clean-up would wait for threads of libraries that nobody needs any more.
-    sys.stdout.flush()
-    os._exit(0)
+    code = 1
+    try:
+        code = main()
+    except Exception:
+        logger.exception("the engine failed")
+    finally:
+        # The interpreter's own clean-up would wait for threads of libraries that nobody needs any more.
+        sys.stderr.flush()
+        os._exit(code)

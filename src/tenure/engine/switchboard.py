@@ -21,16 +21,18 @@ from contextlib import AsyncExitStack
 from itertools import count
 
 import anyio
+import msgspec
 from anyio.abc import ByteStream, TaskGroup
 
 from tenure.core.admission import Gate, GateLimits, Permit, Refusal
+from tenure.core.ledger import LedgerError
 from tenure.core.report import Output
 from tenure.core.request import Request
 from tenure.engine.ledger_report import engine_ledger
 from tenure.engine.loop import Add, Cancel, EngineSnapshot, Finish, Order, Progress
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
-from tenure.wire.framing import Channel, PeerGone
+from tenure.wire.framing import Channel, FrameTooLarge, PeerGone
 from tenure.wire.outbox import Outbox, OutboxFull
 
 logger = logging.getLogger("tenure.engine")
@@ -104,9 +106,21 @@ class Switchboard:
             entry = self._open[output.request.number]
             by_connection.setdefault(entry.connection.number, []).append(_item_output(entry.wire_number, output))
         for number, items in by_connection.items():
-            self._send(self._connections.get(number), wire.StepOutput(step=step, outputs=items))
+            self._send_outputs(self._connections.get(number), step, items)
         for request in ended:
             self._end(request)
+
+    def _send_outputs(self, connection: _Connection | None, step: int, items: list[wire.ItemOutput]) -> None:
+        """Send what a step put out. An item whose part alone is too large for a message ends its request."""
+        try:
+            self._send(connection, wire.StepOutput(step=step, outputs=items))
+        except FrameTooLarge as error:
+            if len(items) > 1:
+                for item in items:
+                    self._send_outputs(connection, step, [item])
+            elif connection is not None:
+                logger.error("a request is ended: %s", error)
+                self._cancel(connection.requests.get(items[0].request), Outcome.ENGINE_ERROR)
 
     def _end(self, request: Request) -> None:
         assert self._gate is not None
@@ -211,8 +225,14 @@ class Switchboard:
     def _report(self, connection: _Connection, sequence: int) -> None:
         if self._card is None or self._gate is None or self._snapshot is None:
             return  # there is no ledger yet; who asks has a deadline
-        gate = self._gate.snapshot()
-        ledger = engine_ledger(self._card, self._index, self._epoch, gate, self._snapshot, self._unmatched)
+        ledger = engine_ledger(
+            self._card, self._index, self._epoch, self._gate.snapshot(), self._snapshot, self._unmatched
+        )
+        try:
+            self._gate.audit()
+        except LedgerError:
+            logger.exception("the gate does not add up")
+            ledger = msgspec.structs.replace(ledger, conserved=False)
         self._send(connection, wire.LedgerReply(sequence=sequence, ledger=ledger))
 
     def _order(self, order: Order) -> None:

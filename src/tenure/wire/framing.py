@@ -24,6 +24,10 @@ class PeerGone(ResourceError):
     """The other side closed, died, or sent something that is no message."""
 
 
+class FrameTooLarge(ResourceError):
+    """A message cannot be sent, because the other side would take its size for nonsense."""
+
+
 class Channel(Generic[Received]):
     """One side of a connection. `kind` is the union of what may be received.
 
@@ -38,10 +42,10 @@ class Channel(Generic[Received]):
         self._sending = anyio.Lock()
 
     def encode(self, message: msgspec.Struct) -> bytes:
-        """The frame of a message."""
+        """The frame of a message; raises FrameTooLarge."""
         payload = self._encoder.encode(message)
         if len(payload) > MAX_FRAME_BYTES:
-            raise ValueError(f"a message of {len(payload)} bytes is larger than a frame may be")
+            raise FrameTooLarge(f"a message of {len(payload)} bytes is larger than a frame may be")
         return _HEADER.pack(len(payload)) + payload
 
     async def send(self, messages: Sequence[msgspec.Struct]) -> None:
