@@ -127,11 +127,6 @@ def test_echo_of_a_prompt_alone_asks_for_no_tokens():
     assert choice["logprobs"]["token_logprobs"] == [None, -0.5]
 
 
-def test_echo_of_a_prompt_alone_may_fill_the_window():
-    rig = Rig(max_model_len=4)
-    assert rig.complete("abcd", echo=True, max_tokens=0).status_code == 200
-
-
 def test_echo_may_be_streamed_alone():
     found = stream(Rig(), "ab", echo=True, max_tokens=0)
     assert found == [chunk(0, "ab"), chunk(0, "", "length", system_fingerprint="tenure-0.0"), "[DONE]"]

@@ -341,6 +341,13 @@ def test_a_prompt_without_room_for_one_token_is_refused(card, length, path):
     assert error["param"] == ("messages" if path == "chat" else "prompt")
 
 
+def test_a_prompt_that_fills_the_window_is_refused_also_when_nothing_is_generated():
+    rig = Rig(max_model_len=8)
+    error = assert_refused(rig, rig.complete("x" * 8, echo=True, max_tokens=0), code="context_length_exceeded")
+    assert "reduce the length of the input prompt" in error["message"]
+    assert rig.complete("x" * 7, echo=True, max_tokens=0).status_code == 200
+
+
 def test_truncation_keeps_the_asked_side(rig):
     rig.complete("abcdef", truncate_prompt_tokens=2, truncation_side="left")
     rig.complete("abcdef", truncate_prompt_tokens=2, truncation_side="right")

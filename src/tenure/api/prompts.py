@@ -85,25 +85,25 @@ def check_truncation(limit: int | None, side: str | None, default_side: str, win
 def fit(prompts: Sequence[Sequence[int]], requested: int | None, window: Window, param: str) -> int:
     """Return the tokens that may be generated: what was asked for, clamped to the room of the roomiest prompt.
 
-    None asks for all the room. Raises a 400 for a prompt without tokens or without room for one more.
+    None asks for all the room. Raises a 400 for a prompt without tokens or without room for one more, which the
+    engine wants also when nothing is to be generated.
     """
     for position, prompt in enumerate(prompts):
         where = "The prompt" if len(prompts) == 1 else f"`{param}[{position}]`"
         if not prompt:
             name = f"{param}[{position}]" if param == "prompt" else param
             raise invalid_request(f"`{name}` has no tokens.", param)
-        _check_room(len(prompt), 0 if requested == 0 else 1, window, where, param)
+        _check_room(len(prompt), window, where, param)
     room = window.capacity - min(len(prompt) for prompt in prompts)
     return room if requested is None else min(requested, room)
 
 
-def _check_room(length: int, wanted: int, window: Window, where: str, param: str) -> None:
-    if length + wanted <= window.capacity:
+def _check_room(length: int, window: Window, where: str, param: str) -> None:
+    if length < window.capacity:
         return
     if window.max_model_len <= window.pool_tokens:
         limit = f"the model's window is {window.max_model_len} tokens"
     else:
         limit = f"the server's KV pool holds {window.pool_tokens} tokens"
-    need = " and one more has to fit" if wanted else ""
-    message = f"{where} has {length} tokens{need}, but {limit}. Please reduce the length of the input prompt."
-    raise context_length_exceeded(message, param)
+    message = f"{where} has {length} tokens and one more has to fit, but {limit}."
+    raise context_length_exceeded(f"{message} Please reduce the length of the input prompt.", param)
