@@ -140,6 +140,11 @@ def test_the_ledger_has_the_documented_keys():
                         "age_s": 0.3,
                     }
                 ],
+                "conserved": True,
+                "tokens": {"computed": 12, "cached": 0, "recomputed": 0, "sampled": 0, "wasted": 0},
+                "steps": 0,
+                "preemptions": 0,
+                "unmatched_messages": 0,
             }
         ],
     }
@@ -148,7 +153,16 @@ def test_the_ledger_has_the_documented_keys():
 def test_the_ledger_marks_an_engine_that_does_not_answer(rig):
     rig.chat()
     body = rig.request("GET", "/ledger").json()
-    assert [engine["answering"] for engine in body["engines"]] == [False]
+    (engine,) = body["engines"]
+    assert engine["answering"] is False
+    assert engine["permits"] == {
+        "requests": {"held": 0},
+        "items": {"held": 0, "limit": 0},
+        "tokens": {"held": 0, "limit": 0},
+    }
+    assert engine["finish_reasons"] == {"stop": 0, "length": 0, "repetition": 0}
+    answering = with_engine(AnsweringEngine()).request("GET", "/ledger").json()["engines"][0]
+    assert set(engine) == set(answering)
     assert body["http"] == {"open": 0, "arrivals": 1, "outcomes": {"ok": 1}}
 
 

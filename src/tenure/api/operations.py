@@ -11,7 +11,7 @@ from tenure.api.docs_page import PAGE
 from tenure.api.errors import engine_unavailable, model_not_found
 from tenure.api.metrics import CONTENT_TYPE, metrics_text
 from tenure.client import Served
-from tenure.wire.messages import BlockCounts, EngineLedger, HolderRow, ItemCounts, PermitCounts, SlotCounts
+from tenure.wire.messages import EngineLedger
 
 LEDGER_TIMEOUT = 1.0
 RETRY_AFTER = 1.0
@@ -70,19 +70,6 @@ class HttpLedger(msgspec.Struct, frozen=True):
     outcomes: dict[str, int]
 
 
-class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
-    model: str
-    index: int
-    epoch: str
-    answering: bool
-    blocks: BlockCounts
-    slots: SlotCounts
-    permits: PermitCounts
-    items: ItemCounts
-    finish_reasons: dict[str, int]
-    holders: list[HolderRow]
-
-
 class LedgerReply(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds what. `conserved`: in every engine that answers, what is free, held and lost adds up to the total."""
 
@@ -90,7 +77,7 @@ class LedgerReply(msgspec.Struct, frozen=True, kw_only=True):
     epoch: str
     uptime_s: float
     http: HttpLedger
-    engines: list[EngineEntry]
+    engines: list[EngineLedger]
 
 
 async def list_models(call: Call[AppContext]) -> None:
@@ -140,7 +127,7 @@ async def ledger(call: Call[AppContext]) -> None:
         epoch=context.epoch,
         uptime_s=round(time.monotonic() - context.started_at, 3),
         http=HttpLedger(http.open, http.arrivals, dict(http.outcomes)),
-        engines=[_engine_entry(engine) for engine in engines],
+        engines=engines,
     )
     await call.respond_json(reply)
 
@@ -170,19 +157,4 @@ def _entry(context: AppContext, served: Served, name: str) -> ModelEntry:
         root=card.source if card is not None else served.name,
         max_model_len=card.max_model_len if card is not None else None,
         permission=[ModelPermission(id=f"modelperm-{name}", created=created)],
-    )
-
-
-def _engine_entry(engine: EngineLedger) -> EngineEntry:
-    return EngineEntry(
-        model=engine.model,
-        index=engine.index,
-        epoch=engine.epoch,
-        answering=engine.answering,
-        blocks=engine.blocks,
-        slots=engine.slots,
-        permits=engine.permits,
-        items=engine.items,
-        finish_reasons=engine.finish_reasons,
-        holders=engine.holders,
     )

@@ -6,6 +6,7 @@ import anyio
 
 from tenure.client.engine import EngineClient
 from tenure.errors import CallerError
+from tenure.outcomes import FinishReason
 from tenure.wire.messages import (
     BlockCounts,
     EngineLedger,
@@ -135,8 +136,8 @@ def _silent(name: str, index: int) -> EngineLedger:
         conserved=False,
         blocks=BlockCounts(0, 0, 0, 0, 0),
         slots=SlotCounts(0, 0, 0),
-        permits=PermitCounts(PermitCount(0), PermitCount(0), PermitCount(0)),
+        permits=PermitCounts(PermitCount(0), PermitCount(0, 0), PermitCount(0, 0)),
         items=ItemCounts(0, 0, 0, 0, 0),
-        finish_reasons={},
+        finish_reasons={reason.value: 0 for reason in FinishReason},
         holders=[],
     )

@@ -5,6 +5,7 @@ requests of its connection, and no string of a caller's is ever used to match an
 """
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import SamplingParams, TokenLogprobs
@@ -169,9 +170,11 @@ class SlotCounts(msgspec.Struct, frozen=True, gc=False):
     leased: int
 
 
-class PermitCount(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class PermitCount(msgspec.Struct, frozen=True, gc=False):
+    """Requests have no limit of their own, and so no key for it."""
+
     held: int
-    limit: int | None = None
+    limit: int | UnsetType = UNSET
 
 
 class PermitCounts(msgspec.Struct, frozen=True, gc=False):
