@@ -119,7 +119,7 @@ class FakeEngine:
         self.card: ModelCard | None = ModelCard(
             name="tiny",
             served_names=("tiny", "alias"),
-            source="tiny.gguf",
+            source="/models/tiny.gguf",
             vocabulary_size=VOCABULARY,
             max_model_len=max_model_len,
             block_size=16,

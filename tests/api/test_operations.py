@@ -62,11 +62,17 @@ def test_models_lists_every_name_in_the_shape_that_clients_read(rig):
         "object": "model",
         "created": 1700000000,
         "owned_by": "tenure",
-        "root": "tiny.gguf",
+        "root": "tiny",
         "parent": None,
         "max_model_len": 2048,
     }
     assert permission[0]["object"] == "model_permission"
+    assert body["data"][1]["root"] == "tiny"
+
+
+def test_models_tell_nothing_of_this_machine(rig):
+    assert "/" in rig.engine.card.source
+    assert rig.engine.card.source not in rig.request("GET", "/v1/models").text
 
 
 def test_one_model_is_found_by_any_of_its_names(rig):

@@ -35,7 +35,7 @@ class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """`max_model_len` is null until the model is loaded."""
+    """`root` is the model's first name, whichever `id` is; `max_model_len` is null until the model is loaded."""
 
     id: str
     object: Literal["model"] = "model"
@@ -154,7 +154,7 @@ def _entry(context: AppContext, served: Served, name: str) -> ModelEntry:
     return ModelEntry(
         id=name,
         created=created,
-        root=card.source if card is not None else served.name,
+        root=served.name,
         max_model_len=card.max_model_len if card is not None else None,
         permission=[ModelPermission(id=f"modelperm-{name}", created=created)],
     )
