@@ -14,6 +14,7 @@ from tenure.core.request import Request
 from tenure.engine.loop import Add, Cancel, Finish, Progress
 from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import TokenLogprobs
+from tenure.wire import framing
 from tenure.wire import messages as wire
 from tenure.wire.framing import PeerGone
 from tests.engine.switchboards import ROOMY, Board, Worker, board, idle, output, submit
@@ -141,6 +142,25 @@ def test_everything_of_an_output_arrives() -> None:
                 wire.ItemOutput(1, 1, [4], [logprobs], FinishReason.STOP, 4, [None, logprobs], 2),
                 wire.ItemOutput(1, 0, [], None, FinishReason.LENGTH),
             ]
+
+    run(scenario)
+
+
+def test_an_output_that_is_too_large_for_a_message_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with board() as rig:
+            rig.open()
+            worker = await rig.connect_ready()
+            await worker.say(submit(1), submit(2))
+            await worker.answers(2)
+            rig.take_orders()
+            large, small = rig.requests["cmpl-1"], rig.requests["cmpl-2"]
+            monkeypatch.setattr(framing, "MAX_FRAME_BYTES", 2000)
+            logprobs = TokenLogprobs(-0.5, 1, list(range(1000)), [-0.5] * 1000)
+            huge = msgspec.structs.replace(output(large, 0, 4), logprobs=logprobs)
+            rig.switchboard.deliver(5, [huge, output(small, 0, 7)], [])
+            assert (await worker.hear(wire.StepOutput)).outputs == [wire.ItemOutput(2, 0, [7])]
+            assert rig.take_orders() == [Cancel(large.number, Outcome.ENGINE_ERROR)]
 
     run(scenario)
 
