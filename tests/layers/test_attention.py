@@ -11,7 +11,7 @@ from tenure.errors import CallerError
 from tenure.kernels import native
 from tenure.kernels.paged_attention import AttentionShape, group_decodes
 from tenure.kv.cache import CacheShape, KVCache
-from tenure.layers.attention import ATTENTION_BACKENDS, NATIVE_ROWS, attention_backend
+from tenure.layers.attention import ATTENTION_BACKENDS, NATIVE_FIRST_ROWS, NATIVE_ROWS, attention_backend
 from tenure.layers.batch import pack
 from tenure.layers.rope import rotate_
 
@@ -94,7 +94,14 @@ class Case:
 @backends
 @pytest.mark.parametrize("window", [None, 1, 5, 8, 19, 500])
 @pytest.mark.parametrize(
-    "pieces", [[(0, 1)], [(16, 1), (7, 1), (200, 1), (8, 1), (31, 1)], [(0, 40)], [(40, NATIVE_ROWS + 5)], MIXED]
+    "pieces",
+    [
+        [(0, 1)],
+        [(16, 1), (7, 1), (200, 1), (8, 1), (31, 1)],
+        [(0, 40)],
+        [(40, NATIVE_ROWS), (0, 1), (11, NATIVE_ROWS + 1), (0, NATIVE_FIRST_ROWS + 1)],
+        MIXED,
+    ],
 )
 def test_attention(pieces: list[tuple[int, int]], window: int | None, backend: str) -> None:
     case = Case(SHAPE, pieces)

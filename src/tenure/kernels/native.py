@@ -24,6 +24,8 @@ from tenure.kernels.paged_attention import AttentionShape, IntArray
 LIBRARY = Path(__file__).with_name("_native.so")
 MAX_QUERIES = 64
 """Query heads of all rows of a task that share a key-value head; a limit of the library."""
+ROWS_PER_TASK = 4
+"""Few, so that a short piece of a prompt occupies all cores; more rows would not be faster."""
 SPLIT = 128
 """Keys of a task with a single row. Always the same, so that a result does not depend on what else is in the batch."""
 NO_WINDOW = 1 << 60
@@ -209,7 +211,7 @@ def plan_attention(
 ) -> AttentionPlan:
     """Plan attention for all rows of `sequences`, numbers into the other arrays; its cost hardly grows with theirs."""
     shape, reach = heads.shape, NO_WINDOW if window is None else window
-    rows_per_tile = MAX_QUERIES // (shape.num_heads // shape.num_kv_heads)
+    rows_per_tile = min(ROWS_PER_TASK, MAX_QUERIES // (shape.num_heads // shape.num_kv_heads))
     tiles = _tiles(query_starts_S, context_lengths_S, sequences, rows_per_tile, reach)
     tasks_K7, merges, num_partials = _tasks(tiles)
     partials = np.empty(num_partials * shape.num_heads * (shape.head_dim + 2), dtype=np.float32)

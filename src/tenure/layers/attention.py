@@ -21,6 +21,7 @@ from tenure.layers.rope import rotate_
 
 __all__ = [
     "ATTENTION_BACKENDS",
+    "NATIVE_FIRST_ROWS",
     "NATIVE_ROWS",
     "AttentionBackend",
     "AttentionShape",
@@ -30,8 +31,10 @@ __all__ = [
     "attention_backend",
 ]
 
-NATIVE_ROWS = 64
+NATIVE_ROWS = 16
 """The most rows of one sequence that go to the compiled kernels in one step; torch's own are faster with more."""
+NATIVE_FIRST_ROWS = 128
+"""The same for the first rows of a sequence, of which many see little."""
 
 
 class StepAttention(Protocol):
@@ -166,7 +169,8 @@ class NativeAttention:
         return _NativeStep(self._kernels, heads, rotations_T1P, batch.slot_mapping_T, plans)
 
     def _plan(self, heads: native.Heads, batch: PackedBatch, window: int | None) -> _NativePlan:
-        long_S = np.diff(batch.query_starts_S) > NATIVE_ROWS
+        counts_S = np.diff(batch.query_starts_S)
+        long_S = counts_S > np.where(counts_S == batch.context_lengths_S, NATIVE_FIRST_ROWS, NATIVE_ROWS)
         short = np.flatnonzero(~long_S)
         plan = native.plan_attention(
             heads, batch.query_starts_S, batch.context_lengths_S, batch.block_tables_SB, short, window
