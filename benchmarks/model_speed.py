@@ -1,6 +1,6 @@
 """Tokens per second of the model alone (no scheduler, no sampling): decode and prefill, beside its bare products.
 
-    python benchmarks/model_speed.py [SOURCE] [--threads N]
+    python benchmarks/model_speed.py [SOURCE] [--threads N] [--kernels torch|native]
 
 "Products" is the time of the linear layers alone, on the same rows, measured in the same run: what is above it is
 attention, norms and the cost of calling torch.
@@ -26,17 +26,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", nargs="?", default="smollm2")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--kernels", choices=("torch", "native"), help="default: native where they were built")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     started = time.perf_counter()
-    model = load(resolve_source(arguments.source))
+    model = load(resolve_source(arguments.source), attention=arguments.kernels, rows=arguments.kernels)
     assert isinstance(model, LlamaModel)
     print(f"load {time.perf_counter() - started:.2f} s, {model.weights_bytes / 1e6:.0f} MB of weights")
     with torch.inference_mode():
-        for rows, context in ((1, 200), (4, 200), (16, 200), (64, 200), (16, 1000)):
+        for rows, context in ((1, 200), (4, 200), (16, 200), (64, 200), (16, 1000), (1, 4000)):
             report(model, f"decode {rows:3} rows at context {context}", batch_of(rows, context - 1, 1), rows)
         for sequences, length in ((1, 128), (16, 128), (1, 2048)):
             report(model, f"prefill {sequences:2} x {length}", batch_of(sequences, 0, length), sequences)
+        report(model, "prefill  1 x 16 after 1000", batch_of(1, 1000, 16), 1)
 
 
 def batch_of(sequences: int, start: int, count: int) -> PackedBatch:
