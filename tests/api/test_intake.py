@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.api import errors
-from tenure.api.errors import ApiError, Dialect, echo, from_outcome, join_problems
+from tenure.api.errors import ApiError, Dialect, echo, from_outcome
 from tenure.api.intake import check_depth, json_depth
 from tenure.api.routes import Route, RouteTable
 from tenure.outcomes import Outcome
@@ -52,14 +52,6 @@ def test_messages_are_valid_json_whatever_they_echo(dialect: Dialect) -> None:
         assert len(decoded["error"]["message"]) < 250
         assert error.event(dialect).endswith(b"\n\n")
         assert error.event(dialect).count(b"\n\n") == 1
-
-
-def test_at_most_ten_problems_are_listed() -> None:
-    text = join_problems([f"problem {number}" for number in range(25)])
-    assert "problem 9" in text
-    assert "problem 10" not in text
-    assert text.endswith("and 15 more")
-    assert join_problems(["one", "two"]) == "one; two"
 
 
 @pytest.mark.parametrize("outcome", set(Outcome) - {Outcome.OK, Outcome.CLIENT_CANCELLED, Outcome.WORKER_LOST})

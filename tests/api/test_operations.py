@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tenure.api.app import DESCRIPTIONS, route_table
 from tenure.client import Fleet, Served
+from tenure.process.counters import DEFAULT_HISTOGRAMS, HistogramSnapshot
 from tenure.wire import messages as wire
 from tests.api.generation_rig import FakeEngine, Rig
 
@@ -184,6 +185,23 @@ def test_metrics_are_prometheus_text():
     assert computed == [12]
 
 
+def test_every_duration_says_what_it_counts(rig):
+    rig.counts.histograms = {name: HistogramSnapshot((1.0,), (2, 1), 3.5) for name in DEFAULT_HISTOGRAMS}
+    text = rig.request("GET", "/metrics").text
+    for name in DEFAULT_HISTOGRAMS:
+        assert re.search(rf"^# HELP tenure_{name} (All w|W)ork requests", text, re.MULTILINE)
+        assert f'tenure_{name}_bucket{{le="+Inf"}} 3.0' in text
+
+
+def test_the_duration_of_a_request_is_noted_however_it_ends(rig):
+    rig.complete()
+    rig.complete(temperature=-1)
+    rig.post("/v1/completions", b"{}", {"content-type": "text/plain"})
+    rig.request("GET", "/v1/models")
+    assert rig.counts.outcomes == {"ok": 1, "invalid": 2}
+    assert len(rig.counts.seconds["request_seconds"]) == 3
+
+
 def test_every_route_is_described(rig):
     document = rig.request("GET", "/openapi.json").json()
     assert document["openapi"] == "3.1.0"
@@ -194,6 +212,7 @@ def test_every_route_is_described(rig):
         for operation in operations.values():
             assert {"200", "405", "500"} <= set(operation["responses"])
             assert ("429" in operation["responses"]) == route.work
+            assert not {"409", "504"} & set(operation["responses"]), "nothing ends so yet"
 
 
 def test_every_reference_in_the_document_leads_somewhere(rig):

@@ -1,5 +1,6 @@
 """Every sampling field: values that are taken as they are, values at the edge, values that are refused."""
 
+import logging
 import threading
 
 import pytest
@@ -285,6 +286,16 @@ def test_requests_without_a_seed_are_given_different_ones(rig):
     first, second = (submit.sampling.seed for submit in rig.engine.submitted)
     assert first != second
     assert 0 <= first < 2**63
+
+
+def test_each_field_that_constrains_nothing_is_logged_once(caplog):
+    rig = Rig()
+    for _ in range(3):
+        assert rig.complete(guided_json={"type": "object"}).status_code == 200
+        assert rig.chat(guided_regex="a", guided_json="{}").status_code == 200
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert ["guided_json" in line for line in lines] == [True, False]
+    assert ["guided_regex" in line for line in lines] == [False, True]
 
 
 def test_the_offending_key_of_logit_bias_is_named(rig):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tenure.api.notices import Notices
 from tenure.client import Fleet
 from tenure.outcomes import Outcome
 from tenure.text.chat_template import ChatTemplate
@@ -124,5 +125,6 @@ class AppContext:
     started_at: float
     """Monotonic seconds."""
     draining: Callable[[], bool] = lambda: False
+    notices: Notices = field(default_factory=Notices)
     document: bytes = b""
     """The OpenAPI document; `api.app` fills it in."""

@@ -1,7 +1,7 @@
 """Every error that a client can be given: status, code, type, and its shape in each dialect.
 
-Messages are made fit for the wire here and nowhere else: lone surrogates are escaped, echoed values are cut, a list
-of problems is cut, and a number that JSON cannot carry is quoted.
+Messages are made fit for the wire here and nowhere else: lone surrogates are escaped, echoed values are cut, and a
+number that JSON cannot carry is quoted.
 """
 
 import math
@@ -13,7 +13,6 @@ import msgspec
 from tenure.errors import TenureError
 from tenure.outcomes import Outcome
 
-MAX_PROBLEMS = 10
 MAX_ECHO_CHARACTERS = 200
 MAX_MESSAGE_CHARACTERS = 4000
 DEFAULT_RETRY_AFTER = 1.0
@@ -109,13 +108,6 @@ def echo(value: object) -> str:
         return f"'{value}'"
     text = repr(value[: MAX_ECHO_CHARACTERS + 1] if isinstance(value, str | bytes) else value)
     return clean_text(text if len(text) <= MAX_ECHO_CHARACTERS else text[: MAX_ECHO_CHARACTERS - 1] + "…")
-
-
-def join_problems(problems: Sequence[str]) -> str:
-    """The first ten problems in one sentence list, and how many more there are."""
-    shown = "; ".join(problems[:MAX_PROBLEMS])
-    hidden = len(problems) - MAX_PROBLEMS
-    return shown if hidden <= 0 else f"{shown}; and {hidden} more"
 
 
 # One constructor for each row of the reference's table

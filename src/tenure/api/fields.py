@@ -103,7 +103,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     watermarking: Any = None
 
 
-GUIDED_FIELDS = (
+_GUIDED_FIELDS = (
     "guided_json",
     "guided_regex",
     "guided_choice",
@@ -111,3 +111,8 @@ GUIDED_FIELDS = (
     "guided_decoding_backend",
     "guided_whitespace_pattern",
 )
+
+
+def guided_fields(request: SamplingFields) -> list[str]:
+    """Return the fields of a request that would constrain its output elsewhere, and do not here."""
+    return [name for name in _GUIDED_FIELDS if getattr(request, name) is not None]

@@ -17,7 +17,6 @@ from tenure.client import EndOfGeneration, EngineClient, GenerationHandle
 from tenure.wire.messages import ItemOutput
 
 FIRST_TOKEN_SECONDS = "time_to_first_token_seconds"
-REQUEST_SECONDS = "request_seconds"
 _CHARACTERS_PER_LOGPROB = 64
 
 
@@ -47,7 +46,6 @@ async def run_job(call: Call[AppContext], engine: EngineClient, job: Job, form: 
             await _stream(call, handle, job, head, form)
         else:
             await _answer_whole(call, handle, job, head, form)
-    call.context.observe(REQUEST_SECONDS, time.monotonic() - call.received_at)
 
 
 async def _stream(call: Call[AppContext], handle: GenerationHandle, job: Job, head: ReplyHead, form: Format) -> None:

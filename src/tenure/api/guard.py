@@ -38,6 +38,7 @@ from tenure.api.visit import Arrival, Stage, Visit
 from tenure.outcomes import Outcome
 
 CANCEL_SECONDS = "cancel_seconds"
+REQUEST_SECONDS = "request_seconds"
 access_logger = logging.getLogger("tenure.access")
 logger = logging.getLogger("tenure.api")
 
@@ -132,6 +133,7 @@ class Guard:
     def _close_out(self, visit: Visit) -> None:
         outcome, arrival, now = visit.outcome(), visit.arrival, time.monotonic()
         self._tally.leave(arrival.route.path, visit.model, outcome)
+        self._tally.observe(REQUEST_SECONDS, now - arrival.received_at)
         if visit.gone_at is not None:
             self._tally.observe(CANCEL_SECONDS, now - visit.gone_at)
         access_logger.info(
@@ -184,7 +186,8 @@ class Guard:
             raise errors.method_not_allowed(arrival.method, match.allow)
         if not arrival.route.open_without_key and arrival.method != "OPTIONS":
             intake.check_key(headers, self._keys)
-        intake.read_label(headers)
+        if arrival.label_refusal is not None:
+            raise arrival.label_refusal
         visit.data_parallel_rank = intake.read_rank(headers)
         if visit.work and self._draining is not None:
             raise self._draining
@@ -235,10 +238,7 @@ class Guard:
 def _open_visit(scope: Scope, match: Match | None) -> Visit:
     route = UNROUTED if match is None else match.route
     headers = Headers(scope=scope)
-    try:
-        label = intake.read_label(headers)
-    except ApiError:
-        label = ""  # refused later, in its turn; never shown
+    label, label_refusal = _read_label(headers)
     arrival = Arrival(
         route=route,
         method=scope["method"],
@@ -248,9 +248,17 @@ def _open_visit(scope: Scope, match: Match | None) -> Visit:
         query=QueryParams(scope.get("query_string", b"")),
         request_id=uuid.uuid4().hex,
         label=label,
+        label_refusal=label_refusal,
         received_at=time.monotonic(),
     )
     return Visit(arrival, work=route.work and scope["method"] != "OPTIONS")
+
+
+def _read_label(headers: Headers) -> tuple[str, ApiError | None]:
+    try:
+        return intake.read_label(headers), None
+    except ApiError as error:
+        return "", error
 
 
 def _record_failure(visit: Visit, exc: Exception) -> None:

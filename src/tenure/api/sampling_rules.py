@@ -74,7 +74,7 @@ def sampling_params(
 
     `seed` is for a request that gives none; None draws one.
     """
-    temperature = float(_first(numbers, model, "temperature", 1.0))
+    temperature = resolved_temperature(numbers, model)
     min_tokens = int(numbers.get("min_tokens", 0))
     if min_tokens > max_tokens:
         raise invalid_request(
@@ -84,7 +84,7 @@ def sampling_params(
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
+        temperature=temperature,
         top_p=float(_first(numbers, model, "top_p", 1.0)),
         top_k=_top_k(int(_first(numbers, model, "top_k", 0)), vocabulary_size),
         min_p=float(_first(numbers, model, "min_p", 0.0)),
@@ -106,7 +106,9 @@ def sampling_params(
 
 
 def resolved_temperature(numbers: Numbers, model: TextModel) -> float:
-    return float(_first(numbers, model, "temperature", 1.0))
+    """Return the temperature; 0 is greedy, and so is what is close to it."""
+    temperature = float(_first(numbers, model, "temperature", 1.0))
+    return 0.0 if temperature < GREEDY_BELOW else temperature
 
 
 def check_choices(numbers: Numbers, model: TextModel, settings: ApiSettings) -> int:
@@ -114,7 +116,7 @@ def check_choices(numbers: Numbers, model: TextModel, settings: ApiSettings) -> 
     n = int(numbers.get("n", 1))
     if n > settings.max_n:
         raise invalid_request(f"`n` must be an integer from 1 to {settings.max_n}.", "n")
-    if n > 1 and resolved_temperature(numbers, model) < GREEDY_BELOW:
+    if n > 1 and resolved_temperature(numbers, model) == 0.0:
         raise invalid_request("`n` must be 1 when `temperature` is 0: all choices would be the same.", "n")
     return n
 

@@ -3,7 +3,6 @@
 Pure, and as slow as the body is long: a body that is not short is validated in a worker thread (`api.threads`).
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from tenure.api.completion_types import CompletionRequest
 from tenure.api.context import ApiSettings, TextModel, Window
 from tenure.api.conversation import check_conversation, echoed_text, render, response_role
 from tenure.api.errors import invalid_request
-from tenure.api.fields import GUIDED_FIELDS, SamplingFields
+from tenure.api.fields import SamplingFields
 from tenure.api.job import Job, ReportOptions
 from tenure.api.prompts import TextOrIds, check_truncation, fit, split_prompts, tokenise
 from tenure.api.sampling_rules import (
@@ -30,8 +29,6 @@ from tenure.api.sampling_rules import (
     unsupported,
 )
 from tenure.text.stream import TextOptions
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -186,9 +183,6 @@ def _draft(
     settings: ApiSettings,
     priority: str | None,
 ) -> _Draft:
-    for name in GUIDED_FIELDS:
-        if getattr(request, name) is not None:
-            logger.warning("ignored the field %s: the output is not constrained", name)
     return _Draft(
         request=request,
         numbers=numbers,

@@ -44,7 +44,9 @@ class Arrival:
     request_id: str
     """32 hexadecimal digits, made here; the only identity of the request."""
     label: str
-    """The caller's `X-Request-Id`, checked to be printable ASCII; empty when absent."""
+    """The caller's `X-Request-Id`, checked to be printable ASCII; empty when absent or refused."""
+    label_refusal: ApiError | None
+    """Raised when the label's turn among the checks comes."""
     received_at: float
     """Monotonic seconds."""
 
