@@ -14,7 +14,7 @@ from tests.serving.wire import CHAT, COMPLETIONS, piece_of, post, request
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_open_streams_are_finished(start: Start, script: str, number: signal.Signals) -> None:
     server, tokens = start(script, "--max-num-seqs", "3"), 600
     with ExitStack() as stack:

@@ -21,8 +21,9 @@ ALLOWED = {
     "kv": {"kv", *VOCABULARY},
     "models": {"models", "layers", "kv", *VOCABULARY},
     "engine": {"engine", "core", "kv", "models", "layers", "wire", "process", *VOCABULARY},
-    "process": {"process", "wire", "api.app", *VOCABULARY},
-    "cli": {"cli", "process", "wire", *VOCABULARY},
+    "process": {"process", "wire", *VOCABULARY},
+    "server": {"server", "process", "wire", "api.app", *VOCABULARY},
+    "cli": {"cli", "server", "process", "wire", *VOCABULARY},
 }
 """Package -> the packages, or single modules, that it may import."""
 

@@ -19,6 +19,7 @@ from tenure.api.openapi import Describe, build_document
 from tenure.api.response_types import ChatChunk, ChatCompletion, Completion, CompletionChunk
 from tenure.api.routes import Route, RouteTable
 from tenure.api.translate import translate
+from tenure.process.counters import CounterSchema
 
 
 def route_table() -> RouteTable:
@@ -40,6 +41,11 @@ def route_table() -> RouteTable:
             Route("/docs", ("GET",), operations.docs),
         )
     )
+
+
+def counter_schema(models: Sequence[str]) -> CounterSchema:
+    """What the processes of a server count; equal in all of them."""
+    return CounterSchema(workers=1, routes=route_table().work_paths(), models=tuple(models))
 
 
 DESCRIPTIONS: Mapping[str, Describe] = {

@@ -17,7 +17,7 @@ import anyio
 import uvicorn
 
 from tenure import __version__
-from tenure.api.app import build_app
+from tenure.api.app import build_app, counter_schema
 from tenure.api.context import ApiSettings, AppContext, TextModel
 from tenure.api.guard import Guard
 from tenure.api.http_protocol import http_protocol
@@ -31,9 +31,10 @@ from tenure.process.counters import SharedCounters
 from tenure.process.lifeline import die_with_parent, end_of_file
 from tenure.process.logs import configure_logging
 from tenure.process.reports import Failed, Serving, write_report
-from tenure.process.supervisor import counter_schema
 
 _KEEP_ALIVE = 5
+_LAST_WORDS_TIMEOUT = 5.0
+"""How long clients have, when the time to drain is over, to read that their requests are ended."""
 
 
 class _Server(uvicorn.Server):
@@ -137,7 +138,9 @@ async def _drain_on_signal(
         with anyio.move_on_after(timeout):
             await guard.wait_empty()
         guard.end_open("the server is shutting down")
-        await guard.wait_empty()
+        with anyio.move_on_after(_LAST_WORDS_TIMEOUT) as last_words:
+            await guard.wait_empty()
+        server.force_exit = last_words.cancelled_caught
         server.should_exit = True
 
 

@@ -77,7 +77,7 @@ def run_server(models: Sequence[str], options: ServeOptions) -> int:
     import anyio  # noqa: PLC0415
 
     from tenure.process.logs import configure_logging  # noqa: PLC0415
-    from tenure.process.supervisor import Supervisor  # noqa: PLC0415
+    from tenure.server.supervisor import Supervisor  # noqa: PLC0415
 
     started = time.monotonic()
     configure_logging("supervisor")

@@ -1,1 +1,1 @@
-"""What the processes of one server share: the supervisor, life lines, reports, logs, counters."""
+"""What the processes of one server share: life lines, reports, counters, logs."""

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from tenure.errors import ResourceError
-from tenure.process.supervisor import SEND_BUFFER_BYTES, address_of, listening
+from tenure.server.supervisor import SEND_BUFFER_BYTES, address_of, listening
 
 
 def test_a_free_port() -> None:

@@ -7,9 +7,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from tenure.process.keeper import Keeper, ServerEnded
 from tenure.process.reports import Failed, Loaded, Serving
-from tests.process.programs import Programs, nothing_left, wait_for
+from tenure.server.keeper import Keeper, ServerEnded
+from tests.server.programs import Programs, nothing_left, wait_for
 from tests.tasks import run
 
 SERVES = "report('Serving')\nmark('started')\nwait_end_of_file()\nmark('ended')\n"

@@ -53,6 +53,7 @@ async def running(spec: ChildSpec) -> AsyncIterator[Process]:
                 stderr=None,
                 pass_fds=(*spec.descriptors, writing),
                 env=environment_with(spec.environment),
+                start_new_session=True,  # Ctrl-C in a terminal is the supervisor's to answer
             )
     except BaseException:
         os.close(reading)

@@ -14,8 +14,8 @@ import anyio.lowlevel
 import msgspec
 import psutil
 
-from tenure.process.children import ChildSpec
 from tenure.process.reports import AnyReport
+from tenure.server.children import ChildSpec
 
 _PRELUDE = """
 import json, os, signal, sys

@@ -7,10 +7,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tenure.process import children
-from tenure.process.children import running, signal_child
 from tenure.process.reports import Failed, Serving
-from tests.process.programs import Programs, Settings, nothing_left, wait_for
+from tenure.server import children
+from tenure.server.children import running, signal_child
+from tests.server.programs import Programs, Settings, nothing_left, wait_for
 from tests.tasks import run
 
 

@@ -1,6 +1,6 @@
 """`tenure serve`: owns the listening socket, the shared counters and every process of one server.
 
-    starting --all models ready--> serving --SIGTERM, SIGINT--> draining --> ended (code 0)
+    starting --all models ready--> serving --SIGTERM, SIGINT, SIGHUP--> draining --> ended (code 0)
     starting --a child reports that it cannot work--> ended (code 1)
     serving --a child dies--> it is started again, or the server ends (code 1)
 
@@ -21,13 +21,13 @@ from tempfile import TemporaryDirectory
 import anyio
 import msgspec
 
-from tenure.api.app import route_table
+from tenure.api.app import counter_schema
 from tenure.config import ServeConfig
 from tenure.errors import ResourceError
-from tenure.process.children import ChildSpec
-from tenure.process.counters import CounterSchema, SharedCounters
-from tenure.process.keeper import Keeper, ServerEnded
+from tenure.process.counters import SharedCounters
 from tenure.process.reports import AnyReport, Loaded, Serving
+from tenure.server.children import ChildSpec
+from tenure.server.keeper import Keeper, ServerEnded
 from tenure.wire.messages import ModelCard
 
 logger = logging.getLogger("tenure.supervisor")
@@ -71,7 +71,7 @@ class Supervisor:
         self._address = address_of(listener)
         counters = stack.enter_context(closing(SharedCounters.create(counter_schema(self._config.api.model_names))))
         directory = stack.enter_context(TemporaryDirectory(prefix="tenure-"))
-        signals = stack.enter_context(anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT))
+        signals = stack.enter_context(anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         engines, sockets = self._engines(stack, directory)
         worker = self._worker(listener, counters, sockets)
         group = await stack.enter_async_context(anyio.create_task_group())
@@ -137,11 +137,6 @@ class Supervisor:
                 for engine in engines:
                     await engine.ended.wait()
             group.cancel_scope.cancel()
-
-
-def counter_schema(models: Sequence[str]) -> CounterSchema:
-    """What the processes of a server count; equal in all of them."""
-    return CounterSchema(workers=1, routes=route_table().work_paths(), models=tuple(models))
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from dataclasses import replace
 import anyio
 from anyio.abc import Process
 
-from tenure.process.children import ChildSpec, running, signal_child
 from tenure.process.reports import AnyReport, Failed
+from tenure.server.children import ChildSpec, running, signal_child
 
 logger = logging.getLogger("tenure.supervisor")
 

@@ -1,0 +1,1 @@
+"""The supervisor of one server, and the processes that it keeps."""
