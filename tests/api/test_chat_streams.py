@@ -215,6 +215,15 @@ def test_echo_repeats_the_last_message_of_the_same_role():
     assert bytes(rig.submitted.prompts[0]) == b"user:a;assistant:Well"
 
 
+def test_echo_shows_the_parts_of_a_message_as_the_template_does():
+    parts = [{"type": "text", "text": "One"}, "two", {"type": "refusal", "refusal": "three"}]
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": parts}]
+    rig = Rig()
+    reply = rig.chat(messages=messages, echo=True, add_generation_prompt=False, continue_final_message=True)
+    assert reply.json()["choices"][0]["message"]["content"] == "One\ntwo\nthreeHi"
+    assert bytes(rig.submitted.prompts[0]) == b"user:a;assistant:One\ntwo\nthree"
+
+
 def test_stream_interval_gathers_tokens():
     script = [[output(0, letter)] for letter in "abcdefg"] + [[output(0, [END], STOP)]]
     found = stream(Rig(lambda submit: [list(step) for step in script]), stream_interval=3)

@@ -223,6 +223,16 @@ def test_deep_nesting_is_refused(rig):
 # What the engine is asked for
 
 
+@pytest.mark.parametrize(
+    "part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, {"type": "refusal", "text": "a"}]
+)
+def test_a_part_that_is_no_text_is_named(rig, part):
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
+    error = assert_refused(rig, rig.chat(messages=messages))
+    assert "messages[1].content[1]" in error["message"]
+    assert error["param"] == "messages"
+
+
 def test_the_fields_reach_the_engine(rig):
     rig.chat(
         temperature=0.5,

@@ -10,12 +10,11 @@ from tenure.api.context import TextModel
 from tenure.api.errors import invalid_request
 from tenure.api.sampling_rules import unsupported
 from tenure.errors import CallerError
-
-_TEXT_PARTS = frozenset(("text", "input_text", "output_text", "refusal"))
+from tenure.text.chat_messages import message_text
 
 
 def check_conversation(request: ChatRequest) -> None:
-    """Raise a 400 for a conversation that cannot be rendered, or that asks for what is not served."""
+    """Raise a 400 for a conversation that is none, or that asks for what is not served; `render` checks its parts."""
     if not request.messages:
         raise invalid_request("`messages` must not be empty.", "messages")
     if request.tools is not None:
@@ -32,22 +31,6 @@ def check_conversation(request: ChatRequest) -> None:
     if request.continue_final_message and request.add_generation_prompt is not False:
         message = "`continue_final_message` needs `add_generation_prompt` to be false."
         raise invalid_request(message, "continue_final_message")
-    for position, turn in enumerate(request.messages):
-        _check_parts(position, turn)
-
-
-def _check_parts(position: int, message: ChatMessage) -> None:
-    if message.content is None or isinstance(message.content, str):
-        return
-    for index, part in enumerate(message.content):
-        field = f"messages[{position}].content[{index}]"
-        if isinstance(part, str):
-            continue
-        if part.type not in _TEXT_PARTS:
-            raise invalid_request(f"`{field}`: only parts of type `text` are served by this model.", field)
-        if _part_text(part) is None:
-            key = "refusal" if part.type == "refusal" else "text"
-            raise invalid_request(f"`{field}`: a part of type `{part.type}` needs a `{key}`.", field)
 
 
 def render(request: ChatRequest, model: TextModel) -> str:
@@ -75,20 +58,12 @@ def response_role(request: ChatRequest) -> str:
 
 
 def echoed_text(request: ChatRequest) -> str:
-    """Return the last message's text when the answer goes on in the same role, else nothing."""
+    """Return the last message's text when the answer goes on in the same role, else nothing.
+
+    The conversation has been rendered already, so its parts are all text.
+    """
     last = request.messages[-1]
-    return _text(last.content) if last.role == response_role(request) else ""
-
-
-def _text(content: str | list[str | ContentPart] | None) -> str:
-    """Parts are joined by newlines, as templates that know text alone expect it."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(part if isinstance(part, str) else _part_text(part) or "" for part in content)
-
-
-def _part_text(part: ContentPart) -> str | None:
-    return part.refusal if part.type == "refusal" else part.text
+    return message_text(_as_mapping(last)) if last.role == response_role(request) else ""
 
 
 def _as_mapping(message: ChatMessage) -> Mapping[str, Any]:

@@ -77,18 +77,30 @@ def prepare(messages: Sequence[Message], wanted: ContentFormat, wrap_strings: bo
     return prepared
 
 
+def message_text(message: Message, where: str = "message") -> str:
+    """The text of a message; parts are joined by newlines, as templates that know text alone expect. CallerError."""
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_part_texts(content, where))
+
+
 def _content(content: Any, wanted: ContentFormat, wrap_strings: bool, where: str) -> str | list[dict[str, str]]:
     if content is None:
         content = ""
     if isinstance(content, str):
         wrap = wanted is ContentFormat.OPENAI and wrap_strings
         return [{"type": "text", "text": content}] if wrap else content
-    if not isinstance(content, list):
-        raise CallerError(f"{where}.content must be a string or a list of parts")
-    texts = [_text_of(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
+    texts = _part_texts(content, where)
     if wanted is ContentFormat.OPENAI:
         return [{"type": "text", "text": text} for text in texts]
     return "\n".join(texts)
+
+
+def _part_texts(content: Any, where: str) -> list[str]:
+    if not isinstance(content, list):
+        raise CallerError(f"{where}.content must be a string or a list of parts")
+    return [_text_of(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
 
 
 def _text_of(part: Any, where: str) -> str:
