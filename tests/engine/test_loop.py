@@ -272,7 +272,7 @@ def test_an_idle_loop_rests() -> None:
 
     orders = Orders()
     rig.loop._orders = orders
-    thread = threading.Thread(target=rig.loop.run)
+    thread = threading.Thread(target=rig.loop.run, daemon=True)
     thread.start()
     assert woken.get(timeout=5) == 0
     orders.put(Cancel(5, Outcome.ABORTED))
@@ -350,7 +350,7 @@ def test_an_audit_that_would_come_too_soon_is_made_up_for() -> None:
     rig.run(Add(request(1, max_tokens=1)))
     assert rig.scheduler.audits == 1
     rig.clock.now += 0.9
-    thread = threading.Thread(target=rig.loop.run)
+    thread = threading.Thread(target=rig.loop.run, daemon=True)
     rig.orders.put(Add(request(2, max_tokens=1)))
     thread.start()
     assert audited.wait(5)

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 
-from tenure.process.reports import Failed, Serving
+from tenure.process.reports import AnyReport, Failed, Serving
 from tenure.server import children
 from tenure.server.children import running, signal_child
 from tests.server.programs import Programs, Settings, nothing_left, wait_for
@@ -49,22 +51,29 @@ report("Failed", message=str(parent == os.getppid()))
 
 
 def test_a_child_is_heard_to_its_last_word(programs: Programs) -> None:
-    """Though it ends right after it; and more than a pipe holds."""
+    """Though it ends right after it, and its supervisor has other things to do meanwhile."""
     spec = programs.spec(
         """
-for number in range(3000):
-    report("Failed", message=f"{number} " + 60 * "x")
+import fcntl
+fcntl.fcntl(reports, 1031, 1 << 20)  # F_SETPIPE_SZ: all of it fits into the pipe
 report("Serving")
+for number in range(8000):
+    report("Failed", message=f"{number} " + 60 * "x")
 os.write(reports, b"half a line")
 os._exit(7)
 """
     )
 
+    def listen(report: AnyReport) -> None:
+        programs.reports.append(report)
+        if report == Serving():
+            time.sleep(0.15)
+
     async def scenario() -> None:
-        async with running(spec) as process:
+        async with running(replace(spec, on_report=listen)) as process:
             assert await process.wait() == 7
-        assert len(programs.reports) == 3001
-        assert programs.reports[-1] == Serving()
+        assert len(programs.reports) == 8001
+        assert programs.reports[-1] == Failed(message="7999 " + 60 * "x")
 
     with nothing_left():
         run(scenario)
