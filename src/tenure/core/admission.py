@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import msgspec
 
 from tenure.core.ledger import LedgerError
-from tenure.core.lifecycle import Event, State, step
 from tenure.outcomes import Outcome
 
 
@@ -42,18 +41,17 @@ class GateSnapshot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Permit:
-    """What one request may occupy; only the gate changes it."""
+    """What one request may occupy, for as long as the gate knows it."""
 
-    __slots__ = ("items", "number", "state", "tokens")
+    __slots__ = ("items", "number", "tokens")
 
     def __init__(self, number: int, items: int, tokens: int) -> None:
         self.number = number
         self.items = items
         self.tokens = tokens
-        self.state = State.RECEIVED
 
     def __repr__(self) -> str:
-        return f"<Permit {self.number}: {self.state}, {self.items} items, {self.tokens} tokens>"
+        return f"<Permit {self.number}: {self.items} items, {self.tokens} tokens>"
 
 
 class Gate:
@@ -74,7 +72,6 @@ class Gate:
         self._asked += 1
         permit = Permit(self._asked, len(prompts) * n, sum(map(len, prompts)))
         refusal = self._unfit(prompts, n) or self._too_large(permit) or self._full(permit)
-        permit.state = step(permit.state, Event.REFUSE if refusal else Event.ADMIT)
         if refusal:
             return refusal
         self._permits[permit.number] = permit

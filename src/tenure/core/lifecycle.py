@@ -4,6 +4,9 @@ An item is one sequence of a request (one of `n`, one prompt of a list). `step` 
 anything else changes; an event that the table does not know in a state raises `IllegalTransition` and leaves all
 as it was. The scheduler is the only caller that changes an item's state, and does so through this table alone.
 
+`received` and `refused` are the gate's; an item exists from `admitted` on. `fetching_kv` and `stalled` are for KV
+transfer and for slow readers; the scheduler does not use them yet.
+
 How each state is left, so that none can last for ever:
 
 - `received`: the gate answers at once.

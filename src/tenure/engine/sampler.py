@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tenure.engine.adjustments import adjust
 from tenure.engine.draws import BLOCK, draw, keep_likely, uniforms
-from tenure.engine.reports import token_logprobs
+from tenure.engine.logprobs import token_logprobs
 from tenure.engine.sampling_state import SamplingState
 from tenure.sampling import TokenLogprobs
 

@@ -19,7 +19,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What one cached token looks like. `CacheShape.of(config)` takes it from a model's configuration."""
+    """What one cached token looks like."""
 
     num_layers: int
     num_kv_heads: int

@@ -3,12 +3,12 @@
 Legend: V vocabulary, D hidden size, K inputs of a projection.
 """
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
+from tenure.config import cores
 from tenure.layers.attention import AttentionShape, attention_backend
 from tenure.layers.linear import Linear, LinearFactory, linear_factory
 from tenure.layers.mlp import GatedMLP
@@ -55,7 +55,7 @@ class _Builder:
 
     def build(self, attention: str | None) -> LlamaModel:
         config = self.config
-        with torch.inference_mode(), ThreadPoolExecutor(os.cpu_count()) as pool:
+        with torch.inference_mode(), ThreadPoolExecutor(cores()) as pool:
             ends = pool.submit(self._ends)
             layers = list(pool.map(self._layer, range(config.num_layers)))
             embedding_VD, head = ends.result()
@@ -140,5 +140,5 @@ class _Builder:
         return self.reader.tensor(name, (self.config.head_dim // 2,)) if self.reader.has(name) else None
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        # A copy even when nothing changes: a tensor of a safetensors file is a view of the mapped file.
+        # What needs no change stays a view of the mapped file, so that nothing is read before it is used.
         return self.reader.tensor(name, shape).to(device=self.device, dtype=self.dtype, copy=False).contiguous()

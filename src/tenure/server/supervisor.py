@@ -45,7 +45,7 @@ Announce = Callable[[str, Sequence[ModelCard]], None]
 
 
 class Supervisor:
-    """See the module's docstring. `announce` is called with address and models whenever the server becomes ready."""
+    """See the module's docstring. `announce` is called with address and models once all are ready."""
 
     def __init__(self, config: ServeConfig, announce: Announce) -> None:
         self._config = config

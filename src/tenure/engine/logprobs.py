@@ -12,10 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tenure.sampling import TokenLogprobs
-
-MINUS_INFINITY = -9999.0
-"""What is reported for a logprob of minus infinity."""
+from tenure.sampling import MINUS_INFINITY, TokenLogprobs
 
 
 def token_logprobs(
