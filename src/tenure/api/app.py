@@ -7,12 +7,11 @@ import msgspec
 from starlette.types import ASGIApp
 
 from tenure.api import operations
-from tenure.api.chat import chat_completions
 from tenure.api.chat_types import ChatRequest
 from tenure.api.completion_types import CompletionRequest
-from tenure.api.completions import completions
 from tenure.api.context import AppContext
 from tenure.api.dispatch import Dispatcher
+from tenure.api.generation_routes import chat_completions, completions
 from tenure.api.guard import Guard, Tally
 from tenure.api.limits import HttpLimits
 from tenure.api.openapi import Describe, build_document

@@ -1,20 +1,18 @@
 """Bodies and chunks of completions. Pure: pieces of an `Answer` in, bytes out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
 from tenure.api.answer import Piece, Record
 from tenure.api.job import Job
-from tenure.api.logprobs import completion_logprobs, prompt_logprobs
-from tenure.api.reply import ENCODER, ReplyHead
+from tenure.api.logprobs import completion_logprobs
+from tenure.api.reply import ENCODER, ChunkWriter, ReplyHead, finish_name, shown_prompt_logprobs, shows_something
 from tenure.api.response_types import (
     Completion,
     CompletionChoice,
-    CompletionChunk,
     CompletionChunkChoice,
     CompletionLogprobs,
-    PromptLogprobs,
     Usage,
 )
 from tenure.sampling import TokenLogprobs
@@ -22,13 +20,11 @@ from tenure.text.stream import text_with_offsets
 
 
 class CompletionChunks:
-    """Makes the chunks of one stream: echo and pieces per choice, then the ending."""
+    """Makes the chunks of one stream but for its end: echo and pieces per choice."""
 
-    def __init__(self, job: Job, head: ReplyHead, usage: Callable[[], Usage]) -> None:
-        """`usage` tells the tokens so far."""
+    def __init__(self, job: Job, writer: ChunkWriter) -> None:
         self._job = job
-        self._head = head
-        self._usage = usage
+        self._writer = writer
 
     def opening(self) -> Iterator[bytes]:
         """Nothing: this route has no role chunks."""
@@ -44,8 +40,7 @@ class CompletionChunks:
         if piece.first and job.echo_prompt:
             yield self._echo(piece)
         first_ids = piece.first and report.token_ids and not job.echo_prompt
-        shown = delta.text or delta.finish_reason or (delta.token_ids and (report.logprobs or report.token_ids))
-        if not shown and not first_ids:
+        if not first_ids and not shows_something(piece, report):
             return
         choice = CompletionChunkChoice(
             index=piece.index,
@@ -56,34 +51,7 @@ class CompletionChunks:
             token_ids=delta.token_ids if report.token_ids else UNSET,
             prompt_token_ids=job.prompts[piece.index // job.n] if first_ids else UNSET,
         )
-        yield self._encode(choice, last=last)
-
-    def ending(self) -> bytes:
-        """The chunk without choices that ends a stream with `include_usage`."""
-        head = self._head
-        return ENCODER.encode(
-            CompletionChunk(
-                id=head.id,
-                created=head.created,
-                model=head.model,
-                choices=[],
-                usage=self._usage(),
-                system_fingerprint=head.fingerprint,
-            )
-        )
-
-    def _encode(self, choice: CompletionChunkChoice, *, last: bool = False) -> bytes:
-        head = self._head
-        return ENCODER.encode(
-            CompletionChunk(
-                id=head.id,
-                created=head.created,
-                model=head.model,
-                choices=[choice],
-                usage=self._usage() if self._job.report.continuous_usage else UNSET,
-                system_fingerprint=head.fingerprint if last else UNSET,
-            )
-        )
+        yield self._writer.choice(choice, last=last)
 
     def _echo(self, piece: Piece) -> bytes:
         job = self._job
@@ -96,7 +64,7 @@ class CompletionChunks:
             token_ids=shown,
             prompt_token_ids=shown,
         )
-        return self._encode(choice)
+        return self._writer.choice(choice)
 
     def _logprobs(self, piece: Piece) -> CompletionLogprobs:
         delta = piece.delta
@@ -118,8 +86,6 @@ def completion_body(job: Job, head: ReplyHead, records: Sequence[Record], usage:
 
 
 def _choice(job: Job, index: int, record: Record) -> CompletionChoice:
-    if record.finish_reason is None:
-        raise RuntimeError(f"choice {index} has no finish reason")
     prompt = job.prompts[index // job.n]
     text, token_ids = record.text, record.token_ids
     logprobs = None
@@ -133,10 +99,10 @@ def _choice(job: Job, index: int, record: Record) -> CompletionChoice:
         index=index,
         text=text,
         logprobs=logprobs,
-        finish_reason=record.finish_reason.value,
+        finish_reason=finish_name(record),
         stop_reason=record.stop_reason,
         token_ids=token_ids if job.report.token_ids else None,
-        prompt_logprobs=_prompt_logprobs(job, index, record),
+        prompt_logprobs=shown_prompt_logprobs(job, index, record),
         prompt_token_ids=prompt if job.report.token_ids else None,
     )
 
@@ -168,11 +134,3 @@ def _joined(first: CompletionLogprobs, second: CompletionLogprobs) -> Completion
         tokens=first.tokens + second.tokens,
         top_logprobs=first.top_logprobs + second.top_logprobs,
     )
-
-
-def _prompt_logprobs(job: Job, index: int, record: Record) -> PromptLogprobs | None:
-    limit = job.report.prompt_logprobs
-    if limit is None or record.prompt_logprobs is None:
-        return None
-    prompt, as_ids = job.prompts[index // job.n], job.report.tokens_as_ids
-    return prompt_logprobs(job.model.tokenizer, prompt, record.prompt_logprobs, as_ids=as_ids, limit=limit)

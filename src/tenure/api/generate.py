@@ -9,7 +9,7 @@ from tenure.api.answer import Answer, Piece, Record
 from tenure.api.call import Call
 from tenure.api.context import AppContext
 from tenure.api.job import Job
-from tenure.api.reply import ReplyHead, fingerprint
+from tenure.api.reply import ChunkType, ChunkWriter, ReplyHead, fingerprint
 from tenure.api.response_types import Usage
 from tenure.api.sse import EventStream
 from tenure.api.threads import in_thread_if_long
@@ -21,11 +21,10 @@ _CHARACTERS_PER_LOGPROB = 64
 
 
 class Chunks(Protocol):
-    """The events of one stream, in order. Each method gives chunks that are encoded already."""
+    """The events of one stream but for its end, in order. Each method gives chunks that are encoded already."""
 
     def opening(self) -> Iterator[bytes]: ...
     def piece(self, piece: Piece, *, last: bool) -> Iterator[bytes]: ...
-    def ending(self) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,8 @@ class Format:
     """How a route writes its answers."""
 
     id_prefix: str
-    chunks: Callable[[Job, ReplyHead, Callable[[], Usage]], Chunks]
+    chunk: ChunkType
+    chunks: Callable[[Job, ChunkWriter], Chunks]
     body: Callable[[Job, ReplyHead, Sequence[Record], Usage], bytes]
 
 
@@ -50,7 +50,8 @@ async def run_job(call: Call[AppContext], engine: EngineClient, job: Job, form: 
 
 async def _stream(call: Call[AppContext], handle: GenerationHandle, job: Job, head: ReplyHead, form: Format) -> None:
     answer = Answer(job)
-    chunks = form.chunks(job, head, answer.usage)
+    writer = ChunkWriter(form.chunk, job, head, answer.usage)
+    chunks = form.chunks(job, writer)
     async with call.event_stream() as stream:
         outputs = await _receive(handle)
         if outputs is not None:
@@ -63,7 +64,7 @@ async def _stream(call: Call[AppContext], handle: GenerationHandle, job: Job, he
             outputs = await _receive(handle)
         _check_complete(answer)
         if job.report.include_usage:
-            await stream.send(chunks.ending())
+            await stream.send(writer.ending())
         await stream.done()
 
 

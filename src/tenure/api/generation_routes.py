@@ -1,0 +1,58 @@
+"""The handlers of the generation routes. They differ in the body they take, its rules, and how answers are written."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+from tenure.api.call import Call
+from tenure.api.chat_reply import ChatChunks, chat_body
+from tenure.api.chat_types import ChatRequest
+from tenure.api.completion_reply import CompletionChunks, completion_body
+from tenure.api.completion_types import CompletionRequest
+from tenure.api.context import ApiSettings, AppContext, TextModel, Window
+from tenure.api.decoding import decode_body
+from tenure.api.fields import SamplingFields, guided_fields
+from tenure.api.generate import Format, run_job
+from tenure.api.job import Job
+from tenure.api.response_types import ChatChunk, CompletionChunk
+from tenure.api.selection import select_model
+from tenure.api.threads import in_thread_if_long
+from tenure.api.validate import chat_job, completion_job
+
+RequestT = TypeVar("RequestT", bound=SamplingFields)
+
+
+@dataclass(frozen=True)
+class GenerationHandler(Generic[RequestT]):
+    """The handler of one route: decode, choose a model, validate, run."""
+
+    decoder: msgspec.json.Decoder[RequestT]
+    validate: Callable[[RequestT, TextModel, Window, ApiSettings, str | None], Job]
+    """The last argument is the header `X-Vllm-Priority`."""
+    form: Format
+
+    async def __call__(self, call: Call[AppContext]) -> None:
+        context = call.context
+        request = decode_body(call.body, self.decoder)
+        for name in guided_fields(request):
+            context.notices.ignored_field(name)
+        chosen = select_model(call, request.model)
+        priority = call.headers.get("x-vllm-priority")
+        job = await in_thread_if_long(
+            lambda: self.validate(request, chosen.text, chosen.window, context.settings, priority),
+            len(call.body),
+            context.settings.thread_above,
+        )
+        await run_job(call, chosen.engine, job, self.form)
+
+
+chat_completions = GenerationHandler(
+    msgspec.json.Decoder(ChatRequest), chat_job, Format("chatcmpl-", ChatChunk, ChatChunks, chat_body)
+)
+completions = GenerationHandler(
+    msgspec.json.Decoder(CompletionRequest),
+    completion_job,
+    Format("cmpl-", CompletionChunk, CompletionChunks, completion_body),
+)
