@@ -6,6 +6,9 @@ Validated at the edge, carried over the wire, obeyed by the sampler.
 import msgspec
 
 MINUS_INFINITY = -9999.0
+"""Stands for the logprob of what cannot be drawn: JSON has no infinity. No logprob is less."""
+
+MINUS_INFINITY = -9999.0
 """What stands for a logprob of minus infinity, which JSON cannot express."""
 
 
@@ -61,7 +64,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One position: the logprob and rank (1 is best) of the token there, and of the reported alternatives.
 
     `ids` and `logprobs` are equally long, best first, the requested `logprob_token_ids` after the best ones.
-    Minus infinity is sent as -9999.0.
+    None is less than MINUS_INFINITY.
     """
 
     logprob: float

@@ -18,12 +18,14 @@ from starlette.types import ASGIApp
 
 from tenure.api import errors
 from tenure.api.call import Call
+from tenure.api.context import ApiSettings, AppContext
 from tenure.api.dispatch import Dispatcher
-from tenure.api.errors import Dialect
 from tenure.api.guard import Guard
 from tenure.api.http_protocol import http_protocol
 from tenure.api.limits import HttpLimits
 from tenure.api.routes import Route, RouteTable
+from tenure.client import Fleet, GenerationFailed
+from tenure.outcomes import Outcome
 from tenure.process.counters import CounterSchema, CountersSnapshot, SharedCounters
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
@@ -31,10 +33,6 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
 }
 LIMITS = HttpLimits(header_timeout=5, body_timeout=5, max_body_bytes=200_000, stall_timeout=5, linger_timeout=2)
-
-
-class RemoteFailure(Exception):
-    """Stands for an error of a lower layer that the application knows."""
 
 
 @dataclass
@@ -61,80 +59,90 @@ class Context:
             self.cleaned += 1
 
 
-async def hello(call: Call[Context]) -> None:
-    call.model = "tiny"
-    call.context.order.append(call.label)
-    await call.respond_json({"bytes": len(call.body), "id": call.request_id, "rank": call.data_parallel_rank})
+@dataclass(frozen=True)
+class Handlers:
+    """What the routes do."""
+
+    context: Context
+
+    async def hello(self, call: Call) -> None:
+        call.model = "tiny"
+        self.context.order.append(call.label)
+        await call.respond_json({"bytes": len(call.body), "id": call.request_id, "rank": call.data_parallel_rank})
+
+    async def wait(self, call: Call) -> None:
+        call.model = "tiny"
+        async with self.context.held():
+            self.context.order.append(call.label)
+            await self.context.release.wait()
+            await call.respond_json({"waited": True})
+
+    async def stream(self, call: Call) -> None:
+        """Three events, then more when released."""
+        async with self.context.held(), call.event_stream() as events:
+            for number in range(3):
+                await events.send(b'{"n":%d}' % number)
+            await self.context.release.wait()
+            await events.send(b'{"n":3}')
+            await events.done()
+
+    async def flood(self, call: Call) -> None:
+        """More than any buffer takes."""
+        async with self.context.held(), call.event_stream() as events:
+            while True:
+                await events.send(b"x" * 65536)
+
+    async def fail(self, call: Call) -> None:
+        """Fails in the way and at the moment that the path asks for."""
+        failure = {
+            "bug": RuntimeError("secret detail"),
+            "api": errors.queue_full("no room"),
+            "remote": GenerationFailed(Outcome.KV_LOST, "the cache is lost"),
+            "group": ExceptionGroup("several", [errors.deadline_exceeded("late")]),
+        }[call.path_params["kind"]]
+        when = call.path_params["when"]
+        if when == "stream":
+            async with call.event_stream() as events:
+                await events.send(b"{}")
+                raise failure
+        if when == "early":
+            async with call.event_stream():
+                raise failure
+        if when == "after":
+            await call.respond_json({})
+        raise failure
+
+    async def unfinished(self, call: Call) -> None:
+        if call.path_params["when"] == "stream":
+            async with call.event_stream() as events:
+                await events.send(b"{}")
 
 
-async def wait(call: Call[Context]) -> None:
-    call.model = "tiny"
-    async with call.context.held():
-        call.context.order.append(call.label)
-        await call.context.release.wait()
-        await call.respond_json({"waited": True})
+def routes(context: Context) -> tuple[Route, ...]:
+    handlers = Handlers(context)
+    return (
+        Route("/health", ("GET",), handlers.hello, open_without_key=True),
+        Route("/things/{id:path}", ("GET",), handlers.hello),
+        Route("/hello", ("POST",), handlers.hello, work=True, body=True),
+        Route("/wait", ("POST",), handlers.wait, work=True, body=True),
+        Route("/stream", ("POST",), handlers.stream, work=True, body=True),
+        Route("/flood", ("POST",), handlers.flood, work=True, body=True),
+        Route("/fail/{kind}/{when}", ("POST",), handlers.fail, work=True, body=True),
+        Route("/unfinished/{when}", ("POST",), handlers.unfinished, work=True, body=True),
+    )
 
 
-async def stream(call: Call[Context]) -> None:
-    """Three events, then more when released."""
-    async with call.context.held(), call.event_stream() as events:
-        for number in range(3):
-            await events.send(b'{"n":%d}' % number)
-        await call.context.release.wait()
-        await events.send(b'{"n":3}')
-        await events.done()
-
-
-async def flood(call: Call[Context]) -> None:
-    """More than any buffer takes."""
-    async with call.context.held(), call.event_stream() as events:
-        while True:
-            await events.send(b"x" * 65536)
-
-
-async def fail(call: Call[Context]) -> None:
-    """Fails in the way and at the moment that the query asks for."""
-    kind = call.query.get("kind", "bug")
-    failure = {
-        "bug": RuntimeError("secret detail"),
-        "api": errors.queue_full("no room"),
-        "remote": RemoteFailure("gone"),
-        "group": ExceptionGroup("several", [errors.deadline_exceeded("late")]),
-    }[kind]
-    if call.query.get("when") == "stream":
-        async with call.event_stream() as events:
-            await events.send(b"{}")
-            raise failure
-    if call.query.get("when") == "early":
-        async with call.event_stream():
-            raise failure
-    if call.query.get("when") == "after":
-        await call.respond_json({})
-    raise failure
-
-
-async def unfinished(call: Call[Context]) -> None:
-    if call.query.get("when") == "stream":
-        async with call.event_stream() as events:
-            await events.send(b"{}")
-
-
-ROUTES = (
-    Route("/health", ("GET",), hello, open_without_key=True),
-    Route("/things/{id:path}", ("GET",), hello),
-    Route("/hello", ("POST",), hello, work=True, body=True),
-    Route("/wait", ("POST",), wait, work=True, body=True),
-    Route("/stream", ("POST",), stream, work=True, body=True),
-    Route("/flood", ("POST",), flood, work=True, body=True),
-    Route("/fail", ("POST",), fail, work=True, body=True),
-    Route("/rerank", ("POST",), fail, work=True, body=True, error_dialect=Dialect.RERANK),
-    Route("/v1/messages", ("POST",), fail, work=True, body=True, error_dialect=Dialect.ANTHROPIC),
-    Route("/unfinished", ("POST",), unfinished, work=True, body=True),
-)
-
-
-def translate(exc: Exception) -> errors.ApiError | None:
-    return errors.kv_lost("the cache is lost") if isinstance(exc, RemoteFailure) else None
+def app_context(counters: SharedCounters) -> AppContext:
+    """A server without models."""
+    return AppContext(
+        fleet=Fleet(()),
+        texts={},
+        settings=ApiSettings(version="0.0"),
+        counts=counters.snapshot,
+        observe=lambda histogram, seconds: None,
+        epoch="e1",
+        started_at=0.0,
+    )
 
 
 @dataclass
@@ -269,10 +277,10 @@ async def serving(
     outside: Callable[[ASGIApp], ASGIApp] = lambda app: app,
     http: Any = None,
 ) -> AsyncIterator[Rig]:
-    table = RouteTable(ROUTES)
-    counters = SharedCounters.create(CounterSchema(workers=1, routes=table.work_paths(), models=("tiny",)))
     context = Context()
-    guard = Guard(inside(Dispatcher(context, limits, translate)), table, counters.worker(0), limits, keys)
+    table = RouteTable(routes(context))
+    counters = SharedCounters.create(CounterSchema(workers=1, routes=table.work_paths(), models=("tiny",)))
+    guard = Guard(inside(Dispatcher(app_context(counters), limits)), table, counters.worker(0), limits, keys)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         outside(guard), http=http or http_protocol(limits), ws="none", log_config=None, access_log=False, lifespan="on"

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tenure.api.context import ApiSettings
 from tenure.client import GenerationFailed, Refusal
 from tenure.outcomes import Outcome
 from tests.api.generation_rig import END, LENGTH, STOP, Rig, events, output, row
@@ -288,9 +287,3 @@ def test_streamed_and_whole_answers_agree(fields):
         assert listed == (choice["logprobs"] or {"content": []})["content"]
     streamed = found[-2]["usage"]
     assert {key: whole["usage"][key] for key in streamed} == streamed
-
-
-def test_cached_tokens_are_told_when_the_server_says_so():
-    settings = ApiSettings(version="0.0", prompt_tokens_details=True)
-    rig = Rig(lambda submit: [[output(0, "a", LENGTH, cached_tokens=5)]], settings=settings)
-    assert rig.chat().json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 5}

@@ -103,7 +103,7 @@ def test_a_wrong_credential_is_refused(credential: str) -> None:
 def test_a_connection_lives_on_when_the_body_was_read_and_ends_when_not() -> None:
     async def scenario() -> None:
         async with serving() as rig, rig.client() as client:
-            client.send(post("/fail?kind=api", b"{}"))
+            client.send(post("/fail/api/plain", b"{}"))
             assert (await client.reply()).status == 429
             client.send(post("/hello", b"[" * 65 + b"]" * 65))
             deep = await client.reply()
@@ -162,7 +162,7 @@ def test_a_body_that_does_not_come_is_a_timeout() -> None:
 def test_a_failure_before_the_first_byte_has_its_own_status(
     kind: str, status: int, code: str, outcome: str, when: str
 ) -> None:
-    (reply,) = talk(post(f"/fail?kind={kind}&when={when}"), **{outcome: 1})
+    (reply,) = talk(post(f"/fail/{kind}/{when}"), **{outcome: 1})
     assert (reply.status, reply.code) == (status, code)
     assert "secret" not in reply.body.decode()
     assert ("retry-after" in reply.headers) == (status == 429)
@@ -170,7 +170,7 @@ def test_a_failure_before_the_first_byte_has_its_own_status(
 
 
 def test_a_failure_in_a_stream_is_one_event_and_no_done() -> None:
-    replies = talk(*[post(f"/fail?when=stream&kind={kind}") for kind in ("bug", "remote")], engine_error=1, kv_lost=1)
+    replies = talk(*[post(f"/fail/{kind}/stream") for kind in ("bug", "remote")], engine_error=1, kv_lost=1)
     for reply, code in zip(replies, ("internal_error", "kv_lost"), strict=True):
         assert reply.status == 200
         assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -181,31 +181,21 @@ def test_a_failure_in_a_stream_is_one_event_and_no_done() -> None:
         assert events[2:] == [b""]
 
 
-def test_each_dialect_has_its_envelope() -> None:
-    rerank, messages, streamed = talk(
-        post("/rerank?kind=api"), post("/v1/messages?kind=api"), post("/v1/messages?kind=api&when=stream"), queue_full=3
-    )
-    assert rerank.json()["detail"] == rerank.json()["message"] == rerank.json()["error"]["message"] == "no room"
-    expected = {"type": "error", "error": {"type": "rate_limit_error", "message": "no room"}}
-    assert messages.json() == expected
-    assert b'event: error\ndata: {"type":"error"' in streamed.body
-
-
 def test_a_bug_is_logged_with_its_traceback_and_the_server_lives(caplog: pytest.LogCaptureFixture) -> None:
-    replies = talk(post("/fail"), post("/unfinished"), post("/hello"), engine_error=2, ok=1)
+    replies = talk(post("/fail/bug/plain"), post("/unfinished/plain"), post("/hello"), engine_error=2, ok=1)
     assert [reply.status for reply in replies] == [500, 500, 200]
     failed = [record for record in caplog.records if record.name == "tenure.api" and record.exc_info]
     assert "secret detail" in str(failed[0].exc_info)
 
 
 def test_a_bug_after_the_response_leaves_the_response_alone(caplog: pytest.LogCaptureFixture) -> None:
-    (reply,) = talk(post("/fail?when=after"), ok=1)
+    (reply,) = talk(post("/fail/bug/after"), ok=1)
     assert reply.status == 200
     assert "RuntimeError" in caplog.text
 
 
 def test_a_stream_left_without_an_end_is_a_failure() -> None:
-    (reply,) = talk(post("/unfinished?when=stream"), engine_error=1)
+    (reply,) = talk(post("/unfinished/stream"), engine_error=1)
     assert b"internal_error" in reply.body
     assert b"[DONE]" not in reply.body
 
@@ -218,7 +208,7 @@ def test_keep_alive_comments_fill_the_silence() -> None:
             await client.until(b": keep-alive\n\n\r\n")
             rig.context.release.set()
             await client.until(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-            client.send(post("/fail?when=early&kind=api"))
+            client.send(post("/fail/api/early"))
             assert (await client.reply()).status == 429
             await rig.idle(ok=1, queue_full=1)
 

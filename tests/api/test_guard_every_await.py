@@ -16,7 +16,7 @@ from tenure.api.http_protocol import CONNECTION_KEY, Connection
 from tenure.api.limits import HttpLimits
 from tenure.api.routes import RouteTable
 from tenure.process.counters import CounterSchema, SharedCounters
-from tests.api.rig import ROUTES, Context, run, translate
+from tests.api.rig import Context, app_context, routes, run
 from tests.tasks import Interrupted
 
 ENDLESS = 500
@@ -27,10 +27,10 @@ class World:
 
     def __init__(self, middleware: bool) -> None:
         limits = HttpLimits(keep_alive_interval=0.001)
-        table = RouteTable(ROUTES)
-        self.counters = SharedCounters.create(CounterSchema(workers=1, routes=table.work_paths()))
         self.context = Context()
-        app: ASGIApp = Dispatcher(self.context, limits, translate)
+        table = RouteTable(routes(self.context))
+        self.counters = SharedCounters.create(CounterSchema(workers=1, routes=table.work_paths()))
+        app: ASGIApp = Dispatcher(app_context(self.counters), limits)
         if middleware:
             app = BaseHTTPMiddleware(app, dispatch=lambda request, call_next: call_next(request))
         self.guard = Guard(app, table, self.counters.worker(0), limits)
@@ -42,8 +42,7 @@ class World:
         scope = {
             "type": "http",
             "method": "POST",
-            "path": path.partition("?")[0],
-            "query_string": path.partition("?")[2].encode(),
+            "path": path,
             "headers": [(b"content-type", b"application/json"), (b"transfer-encoding", b"chunked")],
             "extensions": {CONNECTION_KEY: self.connection},
         }
@@ -77,7 +76,7 @@ async def interrupt_at(step: int, path: str, how: str, middleware: bool) -> bool
     assert (now.arrivals, now.open, sum(now.outcomes.values())) == (1, 0, 1), now
     assert world.guard.snapshot().open == world.guard.snapshot().watchers == 0
     ended = {"cancelled": "unavailable", "gone": "client_cancelled"}[how]
-    own = {"/stream": "ok", "/hello": "ok", "/fail?kind=api": "queue_full", "/fail?when=stream": "engine_error"}[path]
+    own = {"/stream": "ok", "/hello": "ok", "/fail/api/plain": "queue_full", "/fail/bug/stream": "engine_error"}[path]
     assert now.outcomes.keys() <= {ended, own}
     if not work.reached:
         assert now.outcomes.keys() == {own}
@@ -91,7 +90,7 @@ async def interrupt_at(step: int, path: str, how: str, middleware: bool) -> bool
 
 @pytest.mark.parametrize("middleware", [False, True])
 @pytest.mark.parametrize("how", ["cancelled", "gone"])
-@pytest.mark.parametrize("path", ["/hello", "/stream", "/fail?kind=api", "/fail?when=stream"])
+@pytest.mark.parametrize("path", ["/hello", "/stream", "/fail/api/plain", "/fail/bug/stream"])
 def test_the_counts_add_up_wherever_a_request_is_ended(path: str, how: str, middleware: bool) -> None:
     async def scenario() -> None:
         for step in range(1, ENDLESS):

@@ -10,10 +10,10 @@ do not depend on how the tokens were spread over outputs.
 
 from dataclasses import dataclass, field
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from tenure.api.job import Job
-from tenure.api.response_types import PromptTokensDetails, StopReason, Usage
+from tenure.api.response_types import StopReason, Usage
 from tenure.outcomes import FinishReason
 from tenure.sampling import TokenLogprobs
 from tenure.text.stream import Delta, ItemText
@@ -57,7 +57,6 @@ class Answer:
         self._finished: set[int] = set()
         self._prompt_tokens = job.prompt_tokens
         self._counted = 0
-        self._cached = 0
 
     def take(self, output: ItemOutput) -> Piece | None:
         """Take what a step produced for an item; None when that is nothing to send."""
@@ -66,8 +65,6 @@ class Answer:
         item = self._growing.get(output.index)
         if item is None:
             item = self._growing[output.index] = _Growing(ItemText(self._job.model.tokenizer, self._job.text))
-            if output.index % self._job.n == 0:
-                self._cached += output.cached_tokens
         item.tokens += output.tokens
         item.logprobs += output.logprobs or ()
         if output.prompt_logprobs is not None:
@@ -78,16 +75,13 @@ class Answer:
 
     def usage(self) -> Usage:
         """Tokens so far, over all prompts and choices."""
-        details: PromptTokensDetails | UnsetType | None = UNSET if self._job.stream else None
-        if self._job.report.prompt_tokens_details:
-            details = PromptTokensDetails(self._cached)
         growing = sum(item.text.completion_tokens for item in self._growing.values())
         prompt, completion = self._prompt_tokens, self._counted + growing
         return Usage(
             prompt_tokens=prompt,
             total_tokens=prompt + completion,
             completion_tokens=completion,
-            prompt_tokens_details=details,
+            prompt_tokens_details=UNSET if self._job.stream else None,
         )
 
     def _grow(self, output: ItemOutput, item: _Growing) -> Piece:

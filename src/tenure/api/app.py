@@ -17,7 +17,6 @@ from tenure.api.limits import HttpLimits
 from tenure.api.openapi import Describe, build_document
 from tenure.api.response_types import ChatChunk, ChatCompletion, Completion, CompletionChunk
 from tenure.api.routes import Route, RouteTable
-from tenure.api.translate import translate
 from tenure.process.counters import CounterSchema
 
 
@@ -73,4 +72,4 @@ def build_app(context: AppContext, tally: Tally, limits: HttpLimits, keys: Seque
 def build_inner(context: AppContext, routes: RouteTable, limits: HttpLimits) -> ASGIApp:
     """Return what the guard runs; middleware may go around it."""
     document = build_document(routes.routes, DESCRIPTIONS, context.settings.version)
-    return Dispatcher(replace(context, document=msgspec.json.encode(document)), limits, translate)
+    return Dispatcher(replace(context, document=msgspec.json.encode(document)), limits)

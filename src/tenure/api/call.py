@@ -1,52 +1,33 @@
 """What a handler gets: one HTTP request, complete and checked, and the ways to answer it."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
 
 import anyio
 import msgspec
-from starlette.datastructures import Headers, QueryParams
+from starlette.datastructures import Headers
 from starlette.types import Send
 
 from tenure.api import errors
+from tenure.api.context import AppContext
 from tenure.api.errors import ApiError
 from tenure.api.limits import HttpLimits
-from tenure.api.routes import Route
 from tenure.api.sse import EventStream
+from tenure.api.translate import translate
 from tenure.api.visit import Stage, Visit
 
-ContextT = TypeVar("ContextT")
-Translate = Callable[[Exception], ApiError | None]
-"""Turns an error of a lower layer into the caller's; None when it is a bug."""
 
-
-class Call(Generic[ContextT]):
+class Call:
     """One HTTP request inside the guard. A handler answers once: `respond`, `respond_json` or `event_stream`.
 
-    To refuse, a handler raises `ApiError` (or an error that the application's `translate` knows).
+    To refuse, a handler raises `ApiError`, or an error that `api.translate` knows.
     """
 
-    def __init__(
-        self, visit: Visit, context: ContextT, send: Send, *, limits: HttpLimits, translate: Translate
-    ) -> None:
+    def __init__(self, visit: Visit, context: AppContext, send: Send, limits: HttpLimits) -> None:
         self.context = context
         self._visit = visit
         self._send = send
         self._limits = limits
-        self._translate = translate
-
-    @property
-    def route(self) -> Route:
-        return self._visit.arrival.route
-
-    @property
-    def method(self) -> str:
-        return self._visit.arrival.method
-
-    @property
-    def path(self) -> str:
-        return self._visit.arrival.path
 
     @property
     def path_params(self) -> Mapping[str, str]:
@@ -55,10 +36,6 @@ class Call(Generic[ContextT]):
     @property
     def headers(self) -> Headers:
         return self._visit.arrival.headers
-
-    @property
-    def query(self) -> QueryParams:
-        return self._visit.arrival.query
 
     @property
     def body(self) -> bytes:
@@ -112,8 +89,8 @@ class Call(Generic[ContextT]):
         await self.respond(status, msgspec.json.encode(value), headers=headers)
 
     async def respond_error(self, error: ApiError) -> None:
-        """Send an error envelope in the route's dialect. Handlers raise instead."""
-        await self.respond(error.status, error.body(self.route.error_dialect), headers=error.headers)
+        """Send an error envelope. Handlers raise instead."""
+        await self.respond(error.status, error.body(), headers=error.headers)
 
     def explain(self, exc: Exception) -> ApiError:
         """The caller's view of a failure; a bug is `internal_error`, without details."""
@@ -121,14 +98,14 @@ class Call(Generic[ContextT]):
             causes = [self.explain(inner) for inner in exc.exceptions if isinstance(inner, Exception)]
             bugs = [cause for cause in causes if cause.code == "internal_error"]
             return (bugs or causes)[0]
-        known = exc if isinstance(exc, ApiError) else self._translate(exc)
+        known = exc if isinstance(exc, ApiError) else translate(exc)
         return errors.internal_error() if known is None else known
 
     @asynccontextmanager
     async def event_stream(self) -> AsyncIterator[EventStream]:
         """A stream of server-sent events; status and headers go out with the first event or keep-alive comment.
 
-        End it with `done()` or `finish()`. A failure inside the scope is raised again: if nothing was sent yet it
+        End it with `done()`. A failure inside the scope is raised again: if nothing was sent yet it
         becomes an ordinary error response, else one error event has been sent and the body closed, without `[DONE]`.
         """
         stream = EventStream(self._send)
@@ -136,12 +113,12 @@ class Call(Generic[ContextT]):
             async with self._keeping_alive(stream):
                 yield stream
             if not stream.ended:
-                raise RuntimeError("an event stream was left without done() or finish()")
+                raise RuntimeError("an event stream was left without done()")
         except Exception as exc:
             error = self.explain(exc)
             if stream.started and not stream.ended and self._visit.stage is not Stage.FINISHED:
                 self._visit.fail(error)
-                await stream.end_with(error.event(self.route.error_dialect))
+                await stream.end_with(error.event())
             raise
 
     @asynccontextmanager

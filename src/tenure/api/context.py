@@ -20,9 +20,6 @@ class ApiSettings:
     max_logprobs: int = 20
     """-1 lets a request ask for the whole vocabulary."""
     max_prompts: int = 1024
-    stream_interval: int = 1
-    """Tokens per streamed chunk at least; a request may only raise it."""
-    prompt_tokens_details: bool = False
     thread_above: int = 8192
     """Bytes of a body, or of a response with logprobs, from which the work on it leaves the event loop."""
     seed: int | None = None

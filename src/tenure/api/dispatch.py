@@ -1,11 +1,11 @@
 """The innermost application: it runs the handler of the route that the guard has found, and answers its errors."""
 
 import logging
-from typing import Generic
 
 from starlette.types import Receive, Scope, Send
 
-from tenure.api.call import Call, ContextT, Translate
+from tenure.api.call import Call
+from tenure.api.context import AppContext
 from tenure.api.limits import HttpLimits
 from tenure.api.visit import Stage, Visit
 
@@ -13,17 +13,16 @@ VISIT_KEY = "tenure.visit"
 logger = logging.getLogger("tenure.api")
 
 
-class Dispatcher(Generic[ContextT]):
+class Dispatcher:
     """An ASGI application for inside the guard, behind whatever middleware there is between them."""
 
-    def __init__(self, context: ContextT, limits: HttpLimits, translate: Translate) -> None:
+    def __init__(self, context: AppContext, limits: HttpLimits) -> None:
         self._context = context
         self._limits = limits
-        self._translate = translate
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         visit: Visit = scope["extensions"][VISIT_KEY]
-        call = Call(visit, self._context, send, limits=self._limits, translate=self._translate)
+        call = Call(visit, self._context, send, self._limits)
         if visit.arrival.method == "OPTIONS" and "OPTIONS" not in visit.arrival.route.methods:
             await call.respond(204, b"", headers={"allow": ", ".join((*visit.arrival.route.methods, "OPTIONS"))})
             return
@@ -33,7 +32,7 @@ class Dispatcher(Generic[ContextT]):
             await _answer_failure(call, visit, exc)
 
 
-async def _answer_failure(call: Call[ContextT], visit: Visit, exc: Exception) -> None:
+async def _answer_failure(call: Call, visit: Visit, exc: Exception) -> None:
     error = call.explain(exc)
     if error.code == "internal_error":
         logger.error("request %s failed", call.request_id, exc_info=exc)

@@ -1,4 +1,4 @@
-"""Every error that a client can be given: status, code, type, and its shape in each dialect.
+"""Every error that a client can be given: status, code, type, and its envelope.
 
 Messages are made fit for the wire here and nowhere else: lone surrogates are escaped, echoed values are cut, and a
 number that JSON cannot carry is quoted.
@@ -6,7 +6,6 @@ number that JSON cannot carry is quoted.
 
 import math
 from collections.abc import Mapping, Sequence
-from enum import Enum
 
 import msgspec
 
@@ -16,15 +15,6 @@ from tenure.outcomes import Outcome
 MAX_ECHO_CHARACTERS = 200
 MAX_MESSAGE_CHARACTERS = 4000
 DEFAULT_RETRY_AFTER = 1.0
-
-
-class Dialect(Enum):
-    """The shape of an error envelope."""
-
-    OPENAI = "openai"
-    RERANK = "rerank"
-    """OpenAI's, with the text again as top-level `detail` (Jina clients) and `message` (Cohere clients)."""
-    ANTHROPIC = "anthropic"
 
 
 class ApiError(TenureError):
@@ -59,37 +49,14 @@ class ApiError(TenureError):
             return self._headers
         return {**self._headers, "retry-after": str(max(1, math.ceil(self.retry_after)))}
 
-    def body(self, dialect: Dialect) -> bytes:
+    def body(self) -> bytes:
         """The JSON envelope."""
-        if dialect is Dialect.ANTHROPIC:
-            kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
-            return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": self.message}})
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        if dialect is Dialect.RERANK:
-            return msgspec.json.encode({"error": error, "detail": self.message, "message": self.message})
         return msgspec.json.encode({"error": error})
 
-    def event(self, dialect: Dialect) -> bytes:
+    def event(self) -> bytes:
         """The same as one server-sent event."""
-        name = b"event: error\n" if dialect is Dialect.ANTHROPIC else b""
-        return name + b"data: " + self.body(dialect) + b"\n\n"
-
-
-_ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    408: "invalid_request_error",
-    409: "invalid_request_error",
-    413: "request_too_large",
-    415: "invalid_request_error",
-    422: "invalid_request_error",
-    429: "rate_limit_error",
-    431: "request_too_large",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
+        return b"data: " + self.body() + b"\n\n"
 
 
 # Texts

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from tenure.api.answer import Answer, Piece, Record
 from tenure.api.call import Call
-from tenure.api.context import AppContext
 from tenure.api.job import Job
 from tenure.api.reply import ChunkType, ChunkWriter, ReplyHead, fingerprint
 from tenure.api.response_types import Usage
@@ -37,7 +36,7 @@ class Format:
     body: Callable[[Job, ReplyHead, Sequence[Record], Usage], bytes]
 
 
-async def run_job(call: Call[AppContext], engine: EngineClient, job: Job, form: Format) -> None:
+async def run_job(call: Call, engine: EngineClient, job: Job, form: Format) -> None:
     """Answer `call` with what `engine` makes of `job`. A refusal is raised before anything is sent."""
     version = call.context.settings.version
     head = ReplyHead(form.id_prefix + call.request_id, int(time.time()), job.model.name, fingerprint(version))
@@ -48,7 +47,7 @@ async def run_job(call: Call[AppContext], engine: EngineClient, job: Job, form: 
             await _answer_whole(call, handle, job, head, form)
 
 
-async def _stream(call: Call[AppContext], handle: GenerationHandle, job: Job, head: ReplyHead, form: Format) -> None:
+async def _stream(call: Call, handle: GenerationHandle, job: Job, head: ReplyHead, form: Format) -> None:
     answer = Answer(job)
     writer = ChunkWriter(form.chunk, job, head, answer.usage)
     chunks = form.chunks(job, writer)
@@ -86,9 +85,7 @@ async def _send_piece(
         await stream.send(chunk)
 
 
-async def _answer_whole(
-    call: Call[AppContext], handle: GenerationHandle, job: Job, head: ReplyHead, form: Format
-) -> None:
+async def _answer_whole(call: Call, handle: GenerationHandle, job: Job, head: ReplyHead, form: Format) -> None:
     answer = Answer(job)
     records = [Record() for _ in range(job.items)]
     outputs = await _receive(handle)
@@ -119,7 +116,7 @@ async def _receive(handle: GenerationHandle) -> Sequence[ItemOutput] | None:
         return None
 
 
-def _note_first_token(call: Call[AppContext]) -> None:
+def _note_first_token(call: Call) -> None:
     call.context.observe(FIRST_TOKEN_SECONDS, time.monotonic() - call.received_at)
 
 

@@ -11,7 +11,7 @@ from tenure.api.chat_reply import ChatChunks, chat_body
 from tenure.api.chat_types import ChatRequest
 from tenure.api.completion_reply import CompletionChunks, completion_body
 from tenure.api.completion_types import CompletionRequest
-from tenure.api.context import ApiSettings, AppContext, TextModel, Window
+from tenure.api.context import ApiSettings, TextModel, Window
 from tenure.api.decoding import decode_body
 from tenure.api.fields import SamplingFields, guided_fields
 from tenure.api.generate import Format, run_job
@@ -33,7 +33,7 @@ class GenerationHandler(Generic[RequestT]):
     """The last argument is the header `X-Vllm-Priority`."""
     form: Format
 
-    async def __call__(self, call: Call[AppContext]) -> None:
+    async def __call__(self, call: Call) -> None:
         context = call.context
         request = decode_body(call.body, self.decoder)
         for name in guided_fields(request):

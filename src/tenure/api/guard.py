@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import anyio
-from starlette.datastructures import Headers, QueryParams
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tenure.api import errors, intake
@@ -245,7 +245,6 @@ def _open_visit(scope: Scope, match: Match | None) -> Visit:
         path=scope["path"],
         path_params={} if match is None else match.path_params,
         headers=headers,
-        query=QueryParams(scope.get("query_string", b"")),
         request_id=uuid.uuid4().hex,
         label=label,
         label_refusal=label_refusal,

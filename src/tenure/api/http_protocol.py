@@ -28,7 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from tenure.api import errors
-from tenure.api.errors import ApiError, Dialect
+from tenure.api.errors import ApiError
 from tenure.api.limits import HttpLimits
 
 CONNECTION_KEY = "tenure.connection"
@@ -218,7 +218,7 @@ class TenureProtocol(H11Protocol):
             self.cycle.message_event.set()
 
     def _write_refusal(self, refusal: ApiError) -> None:
-        body = refusal.body(Dialect.OPENAI)
+        body = refusal.body()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),

@@ -24,7 +24,6 @@ class ReportOptions:
     prompt_text: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
-    prompt_tokens_details: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,7 @@ class Job:
     report: ReportOptions
     stream: bool
     stream_interval: int = 1
+    """Tokens per streamed chunk at least."""
     echo_prompt: bool = False
     """Completions only: each choice repeats its prompt first."""
     echo: str | None = None

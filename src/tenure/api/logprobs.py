@@ -10,10 +10,8 @@ from tenure.api.response_types import (
     TokenLogprob,
     TopLogprob,
 )
-from tenure.sampling import TokenLogprobs
+from tenure.sampling import MINUS_INFINITY, TokenLogprobs
 from tenure.text.stream import TokenBytes, display_token
-
-MINUS_INFINITY = -9999.0
 
 
 def chat_logprobs(
@@ -98,5 +96,5 @@ def _top(tokenizer: TokenBytes, token: int, logprob: float, *, as_ids: bool) -> 
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity; NaN compares false and becomes the same."""
+    """NaN compares false and becomes minus infinity too."""
     return logprob if logprob >= MINUS_INFINITY else MINUS_INFINITY

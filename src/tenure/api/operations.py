@@ -80,13 +80,13 @@ class LedgerReply(msgspec.Struct, frozen=True, kw_only=True):
     engines: list[EngineLedger]
 
 
-async def list_models(call: Call[AppContext]) -> None:
+async def list_models(call: Call) -> None:
     fleet = call.context.fleet
     entries = [_entry(call.context, served, name) for served in fleet.models for name in served.names]
     await call.respond_json(ModelList(data=entries))
 
 
-async def show_model(call: Call[AppContext]) -> None:
+async def show_model(call: Call) -> None:
     name, fleet = call.path_params["model"], call.context.fleet
     for served in fleet.models:
         if name in served.names:
@@ -95,12 +95,12 @@ async def show_model(call: Call[AppContext]) -> None:
     raise model_not_found(name, fleet.names)
 
 
-async def health(call: Call[AppContext]) -> None:
+async def health(call: Call) -> None:
     """Liveness: also while models load and while the server drains."""
     await call.respond(200, b"")
 
 
-async def ready(call: Call[AppContext]) -> None:
+async def ready(call: Call) -> None:
     context = call.context
     if context.draining():
         raise engine_unavailable("The server is draining.", RETRY_AFTER)
@@ -110,15 +110,15 @@ async def ready(call: Call[AppContext]) -> None:
     await call.respond(200, b"")
 
 
-async def version(call: Call[AppContext]) -> None:
+async def version(call: Call) -> None:
     await call.respond_json(VersionReply(call.context.settings.version))
 
 
-async def load(call: Call[AppContext]) -> None:
+async def load(call: Call) -> None:
     await call.respond_json(LoadReply(call.context.counts().open))
 
 
-async def ledger(call: Call[AppContext]) -> None:
+async def ledger(call: Call) -> None:
     context = call.context
     engines = await context.fleet.ledgers(LEDGER_TIMEOUT)
     http = context.counts()
@@ -132,18 +132,18 @@ async def ledger(call: Call[AppContext]) -> None:
     await call.respond_json(reply)
 
 
-async def metrics(call: Call[AppContext]) -> None:
+async def metrics(call: Call) -> None:
     context = call.context
     engines = await context.fleet.ledgers(LEDGER_TIMEOUT)
     text = metrics_text(context.counts(), engines, context.settings.version)
     await call.respond(200, text, media_type=CONTENT_TYPE)
 
 
-async def openapi(call: Call[AppContext]) -> None:
+async def openapi(call: Call) -> None:
     await call.respond(200, call.context.document)
 
 
-async def docs(call: Call[AppContext]) -> None:
+async def docs(call: Call) -> None:
     await call.respond(200, PAGE.encode(), media_type="text/html; charset=utf-8")
 
 

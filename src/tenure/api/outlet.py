@@ -56,13 +56,13 @@ class Outlet:
         elif visit.error.outcome is not Outcome.STALLED and visit.stage is Stage.OPEN:
             await self._whole(visit.error)
         elif visit.error.outcome is not Outcome.STALLED and visit.is_event_stream:
-            event = visit.error.event(visit.arrival.route.error_dialect)
+            event = visit.error.event()
             await self.send({"type": "http.response.body", "body": event, "more_body": False})
         elif self._connection is not None:
             self._connection.abort()
 
     async def _whole(self, error: ApiError) -> None:
-        body = error.body(self._visit.arrival.route.error_dialect)
+        body = error.body()
         fields = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
         headers = [(name.encode(), value.encode("latin-1")) for name, value in fields.items()]
         await self.send({"type": "http.response.start", "status": error.status, "headers": headers})

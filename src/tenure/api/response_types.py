@@ -13,17 +13,13 @@ FinishName = Literal["stop", "length", "repetition", "tool_calls", "abort"]
 StopReason = str | int | None
 
 
-class PromptTokensDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int
-
-
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Each prompt counts once, however many choices it has; completion tokens are those of all choices."""
 
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
-    prompt_tokens_details: PromptTokensDetails | UnsetType | None = UNSET
+    prompt_tokens_details: UnsetType | None = UNSET
 
 
 class TopLogprob(msgspec.Struct, frozen=True):

@@ -3,14 +3,12 @@
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from tenure.api.errors import Dialect
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tenure.api.call import Call
 
-Handler = Callable[["Call[Any]"], Awaitable[None]]
+Handler = Callable[["Call"], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,6 @@ class Route:
     open_without_key: bool = False
     body: bool = False
     """Takes a JSON body: media type, size, nesting and time are checked before the handler runs."""
-    error_dialect: Dialect = Dialect.OPENAI
 
 
 @dataclass(frozen=True, slots=True)

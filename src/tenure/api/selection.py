@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tenure.api.call import Call
-from tenure.api.context import AppContext, TextModel, Window
+from tenure.api.context import TextModel, Window
 from tenure.api.errors import engine_unavailable, invalid_request
 from tenure.client import EngineClient, Served
 from tenure.wire.messages import ModelCard
@@ -18,7 +18,7 @@ class Chosen:
     engine: EngineClient
 
 
-def select_model(call: Call[AppContext], name: str | None) -> Chosen:
+def select_model(call: Call, name: str | None) -> Chosen:
     """Return the model called `name` (or the first that generates) and an engine of it.
 
     Raises ModelNotFound, ModelNotSupported, and a 503 while the engine is not ready.

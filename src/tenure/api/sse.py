@@ -21,18 +21,13 @@ class EventStream:
         """Held while bytes are handed over."""
         self._last_sent = anyio.current_time()
 
-    async def send(self, data: bytes, event: str | None = None) -> None:
-        """Send one event; `data` is a single line, `event` its name where the dialect names events."""
-        name = b"" if event is None else b"event: " + event.encode() + b"\n"
-        await self._write(name + b"data: " + data + b"\n\n")
+    async def send(self, data: bytes) -> None:
+        """Send one event; `data` is a single line."""
+        await self._write(b"data: " + data + b"\n\n")
 
     async def done(self) -> None:
         """End the stream as a success, with `data: [DONE]`."""
         await self._write(b"data: [DONE]\n\n", last=True)
-
-    async def finish(self) -> None:
-        """End the stream as a success in a dialect that knows no `[DONE]`."""
-        await self._write(b"", last=True)
 
     async def end_with(self, block: bytes) -> None:
         """End the stream with a last block of bytes that is already framed."""

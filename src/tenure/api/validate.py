@@ -155,7 +155,6 @@ class _Draft:
             prompt_text=prompt_text,
             include_usage=self.usage[0],
             continuous_usage=self.usage[1],
-            prompt_tokens_details=self.settings.prompt_tokens_details,
         )
         return Job(
             model=self.model,
@@ -166,7 +165,7 @@ class _Draft:
             text=text,
             report=report,
             stream=bool(request.stream),
-            stream_interval=max(int(self.numbers.get("stream_interval", 1)), self.settings.stream_interval),
+            stream_interval=int(self.numbers.get("stream_interval", 1)),
             echo=echo,
             echo_prompt=echo_prompt,
             role=role,

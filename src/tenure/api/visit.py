@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import anyio
-from starlette.datastructures import Headers, QueryParams
+from starlette.datastructures import Headers
 
 from tenure.api.errors import ApiError
 from tenure.api.routes import Route
@@ -40,7 +40,6 @@ class Arrival:
     path: str
     path_params: Mapping[str, str]
     headers: Headers
-    query: QueryParams
     request_id: str
     """32 hexadecimal digits, made here; the only identity of the request."""
     label: str
