@@ -10,10 +10,12 @@ import anyio
 import httpx
 
 from tenure.api.app import build_app
-from tenure.api.context import ApiSettings, AppContext, GenerationDefaults, TextModel
+from tenure.api.context import ApiSettings, AppContext
 from tenure.api.limits import HttpLimits
+from tenure.api.text_model import GenerationDefaults, TextModel
 from tenure.client import EndOfGeneration, Fleet, GenerationFailed, Refusal, Served
 from tenure.outcomes import FinishReason, Outcome
+from tenure.process.counters import CountersSnapshot
 from tenure.sampling import TokenLogprobs
 from tenure.text.chat_template import ChatTemplate
 from tenure.wire.messages import ItemOutput, ModelCard, Submit
@@ -155,17 +157,20 @@ class FakeEngine:
 
 @dataclass
 class Counts:
-    """Counts what the guard tells it, in the shape that handlers read."""
+    """Counts what the guard tells it."""
 
     arrivals: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    by_model: list = field(default_factory=list)
     histograms: dict = field(default_factory=dict)
 
     @property
     def open(self) -> int:
         return self.arrivals - sum(self.outcomes.values())
+
+    def snapshot(self) -> CountersSnapshot:
+        """What handlers read."""
+        return CountersSnapshot(self.arrivals, self.open, dict(self.outcomes), {}, [], self.histograms)
 
     def arrive(self, route: str) -> None:
         self.arrivals += 1
@@ -205,7 +210,7 @@ class Rig:
             fleet=Fleet([Served(("tiny", "alias"), [self.engine], tasks)]),
             texts={"tiny": text},
             settings=settings or ApiSettings(version="0.0"),
-            counts=lambda: self.counts,
+            counts=self.counts.snapshot,
             observe=self.counts.observe,
             epoch="e1",
             started_at=0.0,

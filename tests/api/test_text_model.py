@@ -2,8 +2,7 @@
 
 import pytest
 
-from tenure.api.context import GenerationDefaults
-from tenure.api.text_model import generation_defaults
+from tenure.api.text_model import GenerationDefaults, generation_defaults
 from tenure.errors import ResourceError
 
 

@@ -1,14 +1,12 @@
-"""What the handlers need besides the request: a value that the server builds once and nobody changes."""
+"""What the handlers need besides the request: a value that the server builds once; only its `notices` change."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from tenure.api.notices import Notices
+from tenure.api.text_model import TextModel
 from tenure.client import Fleet
-from tenure.outcomes import Outcome
-from tenure.text.chat_template import ChatTemplate
-from tenure.text.tokenizer import Tokenizer
+from tenure.process.counters import CountersSnapshot
 
 
 @dataclass(frozen=True)
@@ -27,86 +25,6 @@ class ApiSettings:
 
 
 @dataclass(frozen=True)
-class GenerationDefaults:
-    """The sampling values of a model's `generation_config.json`; None where it says nothing."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    max_tokens: int | None = None
-    """Its `max_new_tokens`: how long a chat answer may be when the request says nothing."""
-
-
-@dataclass(frozen=True)
-class TextModel:
-    """The text side of a served model."""
-
-    name: str
-    """Its first served name: what `model` says in replies."""
-    tokenizer: Tokenizer
-    template: ChatTemplate | None = None
-    eos_token_ids: tuple[int, ...] = ()
-    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
-    created: int = 0
-    """Unix seconds, as `/v1/models` reports it."""
-
-
-@dataclass(frozen=True)
-class Window:
-    """How much of a model is there for one item: the card's figures, as validation needs them."""
-
-    max_model_len: int
-    pool_tokens: int
-    vocabulary_size: int
-
-    @property
-    def capacity(self) -> int:
-        """Tokens, prompt and output together, that one item can ever hold."""
-        return min(self.max_model_len, self.pool_tokens)
-
-
-class OutcomeCount(Protocol):
-    """How many requests on a route for a model ended in one way."""
-
-    @property
-    def route(self) -> str: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def outcome(self) -> Outcome: ...
-    @property
-    def count(self) -> int: ...
-
-
-class HistogramCounts(Protocol):
-    """Durations in seconds: `counts` has one entry per upper bound and a last one beyond; not cumulative."""
-
-    @property
-    def bounds(self) -> Sequence[float]: ...
-    @property
-    def counts(self) -> Sequence[int]: ...
-    @property
-    def sum(self) -> float: ...
-
-
-class HttpCounts(Protocol):
-    """Work requests, summed over all API processes: `arrivals` = `open` + the sum of `outcomes`."""
-
-    @property
-    def arrivals(self) -> int: ...
-    @property
-    def open(self) -> int: ...
-    @property
-    def outcomes(self) -> Mapping[str, int]: ...
-    @property
-    def by_model(self) -> Sequence[OutcomeCount]: ...
-    @property
-    def histograms(self) -> Mapping[str, HistogramCounts]: ...
-
-
-@dataclass(frozen=True)
 class AppContext:
     """Everything a handler may use."""
 
@@ -114,7 +32,8 @@ class AppContext:
     texts: Mapping[str, TextModel]
     """By first served name."""
     settings: ApiSettings
-    counts: Callable[[], HttpCounts]
+    counts: Callable[[], CountersSnapshot]
+    """Work requests, summed over all API processes."""
     observe: Callable[[str, float], None]
     """Enter seconds into the histogram of that name."""
     epoch: str

@@ -11,15 +11,17 @@ from tenure.api.chat_reply import ChatChunks, chat_body
 from tenure.api.chat_types import ChatRequest
 from tenure.api.completion_reply import CompletionChunks, completion_body
 from tenure.api.completion_types import CompletionRequest
-from tenure.api.context import ApiSettings, TextModel, Window
+from tenure.api.context import ApiSettings
 from tenure.api.decoding import decode_body
 from tenure.api.fields import SamplingFields, guided_fields
 from tenure.api.generate import Format, run_job
 from tenure.api.job import Job
 from tenure.api.response_types import ChatChunk, CompletionChunk
 from tenure.api.selection import select_model
+from tenure.api.text_model import TextModel
 from tenure.api.threads import in_thread_if_long
 from tenure.api.validate import chat_job, completion_job
+from tenure.api.window import Window
 
 RequestT = TypeVar("RequestT", bound=SamplingFields)
 

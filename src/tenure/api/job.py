@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tenure.api.context import TextModel
+from tenure.api.text_model import TextModel
 from tenure.sampling import SamplingParams
 from tenure.text.stream import TextOptions
 from tenure.wire.messages import Submit

@@ -18,11 +18,11 @@ import uvicorn
 
 from tenure import __version__
 from tenure.api.app import build_app, counter_schema
-from tenure.api.context import ApiSettings, AppContext, TextModel
+from tenure.api.context import ApiSettings, AppContext
 from tenure.api.guard import Guard
 from tenure.api.http_protocol import http_protocol
 from tenure.api.limits import HttpLimits
-from tenure.api.text_model import load_text_model
+from tenure.api.text_model import TextModel, load_text_model
 from tenure.client import EngineClient, Fleet, Served
 from tenure.config import ApiConfig, read_config
 from tenure.errors import TenureError

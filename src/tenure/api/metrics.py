@@ -12,7 +12,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from tenure.api.context import HistogramCounts, HttpCounts
+from tenure.process.counters import CountersSnapshot, HistogramSnapshot
 from tenure.wire.messages import EngineLedger
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -32,14 +32,14 @@ class _Snapshot(Collector):
         return self._families
 
 
-def metrics_text(http: HttpCounts, engines: Sequence[EngineLedger], version: str) -> bytes:
+def metrics_text(http: CountersSnapshot, engines: Sequence[EngineLedger], version: str) -> bytes:
     """Return the Prometheus text; an engine that does not answer shows `tenure_engine_up` 0 and nothing else."""
     registry = CollectorRegistry()
     registry.register(_Snapshot([*_http(http, version), *_engines(engines)]))
     return generate_latest(registry)
 
 
-def _http(http: HttpCounts, version: str) -> Iterable[Metric]:
+def _http(http: CountersSnapshot, version: str) -> Iterable[Metric]:
     build = InfoMetricFamily("tenure_build", "The version that runs.")
     build.add_metric((), {"version": version})
     yield build
@@ -60,7 +60,7 @@ def _http(http: HttpCounts, version: str) -> Iterable[Metric]:
         yield _histogram(name, counts)
 
 
-def _histogram(name: str, counts: HistogramCounts) -> Metric:
+def _histogram(name: str, counts: HistogramSnapshot) -> Metric:
     buckets: list[tuple[str, float]] = []
     total = 0
     for bound, count in zip((*counts.bounds, float("inf")), counts.counts, strict=True):

@@ -6,10 +6,11 @@ from typing import Literal
 import msgspec
 
 from tenure.api.call import Call
-from tenure.api.context import AppContext, TextModel
+from tenure.api.context import AppContext
 from tenure.api.docs_page import PAGE
 from tenure.api.errors import engine_unavailable, model_not_found
 from tenure.api.metrics import CONTENT_TYPE, metrics_text
+from tenure.api.text_model import TextModel
 from tenure.client import Served
 from tenure.wire.messages import EngineLedger
 

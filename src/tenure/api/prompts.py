@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tenure.api.context import Window
 from tenure.api.errors import context_length_exceeded, invalid_request
 from tenure.api.ranges import check_ids
+from tenure.api.window import Window
 from tenure.text.tokenizer import Tokenizer
 
 TextOrIds = str | Sequence[int | float]

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from tenure.api.call import Call
-from tenure.api.context import TextModel, Window
 from tenure.api.errors import engine_unavailable, invalid_request
+from tenure.api.text_model import TextModel
+from tenure.api.window import Window, window_of
 from tenure.client import EngineClient, Served
-from tenure.wire.messages import ModelCard
 
 TASK = "generate"
 
@@ -31,14 +31,6 @@ def select_model(call: Call, name: str | None) -> Chosen:
     if card is None:
         raise engine_unavailable(f"The model {served.name} is not ready; try again shortly.")
     return Chosen(text=context.texts[served.name], window=window_of(card), engine=engine)
-
-
-def window_of(card: ModelCard) -> Window:
-    return Window(
-        max_model_len=card.max_model_len,
-        pool_tokens=card.num_blocks * card.block_size,
-        vocabulary_size=card.vocabulary_size,
-    )
 
 
 def _engine(served: Served, rank: int | None) -> EngineClient:

@@ -1,15 +1,42 @@
-"""Loads the text side of a model: tokenizer, chat template, end tokens, sampling defaults."""
+"""The text side of a served model: tokenizer, chat template, end tokens, sampling defaults; and how it is loaded."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from tenure.api.context import GenerationDefaults, TextModel
 from tenure.api.ranges import RANGES
 from tenure.errors import ResourceError
 from tenure.source import ResolvedSource
 from tenure.text.chat_template import ChatTemplate
-from tenure.text.tokenizer import load_tokenizer
+from tenure.text.tokenizer import Tokenizer, load_tokenizer
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """The sampling values of a model's `generation_config.json`; None where it says nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+    """Its `max_new_tokens`: how long a chat answer may be when the request says nothing."""
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """The text side of a served model."""
+
+    name: str
+    """Its first served name: what `model` says in replies."""
+    tokenizer: Tokenizer
+    template: ChatTemplate | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    created: int = 0
+    """Unix seconds, as `/v1/models` reports it."""
 
 
 def load_text_model(name: str, source: ResolvedSource, defaults: Mapping[str, float], created: int) -> TextModel:
