@@ -44,7 +44,7 @@ class ServeOptions:
     max_num_queued_tokens: AtLeastOne = 262144
     """Most prompt tokens that are open in one engine."""
     step_time: Seconds = 0.1
-    """Seconds that an engine step should stay near; 0 bounds steps in tokens alone."""
+    """Seconds that an engine step should stay near; 0 bounds steps in tokens alone, for reproducible runs."""
     block_size: AtLeastOne = 16
     """Tokens in a KV block."""
     kv_cache_memory: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=MOST))] = 3.0

@@ -28,7 +28,7 @@ class StepCostEstimator:
     def observe(self, tokens: int, context: float, seconds: float) -> None:
         """Learn from one finished step."""
         x = (1.0, tokens / _TOKENS_SCALE, context / _CONTEXT_SCALE)
-        predicted = self.fixed + self.per_token * tokens + self.per_context * context
+        predicted = self.predict(tokens, context)
         rate = max(_RATE, 1.0 / (1 + self._steps))
         if rate == _RATE:  # the first steps are taken at their word
             seconds = min(seconds, max(_SURPRISE * predicted, _LEAST_SURPRISE))
@@ -37,6 +37,10 @@ class StepCostEstimator:
         self.per_token = max(1e-9, self.per_token + move * x[1] / _TOKENS_SCALE)
         self.per_context = max(0.0, self.per_context + move * x[2] / _CONTEXT_SCALE)
         self._steps += 1
+
+    def predict(self, tokens: int, context: float) -> float:
+        """The seconds that such a step is expected to take."""
+        return self.fixed + self.per_token * tokens + self.per_context * context
 
     def budget(self, tokens: int, step_time: float) -> StepBudget:
         """The budget of a step of at most `tokens` that is to stay near `step_time` seconds; 0 does not bound it."""

@@ -19,6 +19,7 @@ from tenure.core.report import Output, SchedulerSnapshot
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
 from tenure.engine.estimator import StepCostEstimator
+from tenure.engine.threads import ThreadGovernor
 from tenure.outcomes import Outcome
 from tenure.wire.messages import HolderRow
 
@@ -83,7 +84,10 @@ class Port(Protocol):
 
 
 class EngineLoop:
-    """See the module's docstring. `step_time` in seconds, 0 for no bound; `max_tokens` bounds a step's tokens."""
+    """See the module's docstring. `step_time` in seconds, 0 for no bound; `max_tokens` bounds a step's tokens.
+
+    Without a `governor` the number of threads stays as it is.
+    """
 
     def __init__(
         self,
@@ -95,6 +99,7 @@ class EngineLoop:
         max_tokens: int,
         step_time: float,
         estimator: StepCostEstimator | None = None,
+        governor: ThreadGovernor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.progress = Progress(0, None)
@@ -105,6 +110,7 @@ class EngineLoop:
         self._max_tokens = max_tokens
         self._step_time = step_time
         self._estimator = estimator or StepCostEstimator()
+        self._governor = governor
         self._clock = clock
         self._sequence = 0
         self._audited_at = -_AUDIT_INTERVAL
@@ -158,13 +164,18 @@ class EngineLoop:
                 return self._scheduler.finish_item(number, item)
 
     def _step(self, plan: StepPlan) -> None:
+        if self._governor is not None:
+            self._governor.prepare()
         started = self._clock()
         self.progress = Progress(plan.number, started)
         effects = self._scheduler.land(self._execute(plan))
         self.progress = Progress(plan.number, None)
         tokens = sum(row.count for row in plan.rows)
         context = sum(row.count * (row.start + (row.count + 1) / 2) for row in plan.rows)
-        self._estimator.observe(tokens, context, self._clock() - started)
+        seconds = self._clock() - started
+        if self._governor is not None:
+            self._governor.learn(self._estimator.predict(tokens, context), seconds)
+        self._estimator.observe(tokens, context, seconds)
         self._tell(effects.outputs, effects.ended)
 
     def _execute(self, plan: StepPlan) -> StepResult:

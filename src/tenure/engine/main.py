@@ -29,6 +29,7 @@ from tenure.engine.io_thread import IOThread
 from tenure.engine.loop import EngineLoop, Executor, Order
 from tenure.engine.sampler import Sampler
 from tenure.engine.switchboard import Switchboard
+from tenure.engine.threads import ThreadGovernor
 from tenure.errors import CallerError, ResourceError
 from tenure.kv.cache import CacheShape, KVCache
 from tenure.models.base import LoadedModel
@@ -102,6 +103,7 @@ def _run(engine: _Engine, config: EngineConfig, io_thread: IOThread, report: int
         max_tokens=config.max_num_batched_tokens,
         step_time=config.step_time,
         estimator=engine.estimator,
+        governor=ThreadGovernor(torch.get_num_threads(), torch.set_num_threads) if config.step_time else None,
     )
     limits = GateLimits(
         items=_item_limit(config),

@@ -1,0 +1,65 @@
+"""How many threads compute a step: every core, or one while other programs keep the cores busy.
+
+A step is hundreds of short parallel pieces, each of which ends when its slowest thread does. On cores of its own, more
+threads are faster; where a thread has to wait for its turn on a core, each piece waits with it, and one thread can be
+several times as fast. The governor finds out by trying: now and then two steps run the other way, and what the second
+of them took, against what such a step was expected to take, decides.
+
+    using --every now and then--> trying (one step to settle, one to measure) --better by a margin--> using the other
+                                                                              --not better--> using, tried less often
+"""
+
+from collections.abc import Callable
+
+_FIRST_WAIT = 2.0
+_LONGEST_WAIT = 32.0
+"""Seconds of computing between two trials: few when the last one changed something, ever more when it did not."""
+_MARGIN = 0.85
+_SMOOTHING = 0.1
+
+
+class ThreadGovernor:
+    """Calls `set_threads` with `most` or with 1. Owned by the engine loop."""
+
+    def __init__(self, most: int, set_threads: Callable[[int], None]) -> None:
+        self.threads = most
+        self._most = most
+        self._set_threads = set_threads
+        self._wait = _FIRST_WAIT
+        self._computed = 0.0  # seconds since the last trial
+        self._usual: float | None = None  # seconds over expected seconds, as steps go
+        self._trial_steps = 0  # 0: no trial is on
+
+    def prepare(self) -> None:
+        """Called before each step."""
+        if self._most == 1:
+            return
+        if self._trial_steps == 0 and self._usual is not None and self._computed >= self._wait:
+            self._trial_steps = 2
+            self._set_threads(self._other)
+
+    def learn(self, expected: float, seconds: float) -> None:
+        """Called after each step with what it was expected to take and what it took."""
+        if self._most == 1 or expected <= 0:
+            return
+        ratio = seconds / expected
+        self._computed += seconds
+        if self._trial_steps == 0:
+            self._usual = ratio if self._usual is None else self._usual + _SMOOTHING * (ratio - self._usual)
+            return
+        self._trial_steps -= 1
+        if self._trial_steps == 0:
+            self._judge(ratio)
+
+    def _judge(self, ratio: float) -> None:
+        assert self._usual is not None
+        self._computed = 0.0
+        if ratio < _MARGIN * self._usual:
+            self.threads, self._usual, self._wait = self._other, ratio, _FIRST_WAIT
+        else:
+            self._wait = min(2 * self._wait, _LONGEST_WAIT)
+            self._set_threads(self.threads)
+
+    @property
+    def _other(self) -> int:
+        return 1 if self.threads != 1 else self._most

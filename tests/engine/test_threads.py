@@ -1,0 +1,80 @@
+"""When the engine computes with one thread, and when with all."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from tenure.engine.threads import ThreadGovernor
+
+STEP = 0.05
+
+
+class Machine:
+    """Steps cost what the number of threads makes of them at the time."""
+
+    def __init__(self, most: int, cost: Callable[[int], float]) -> None:
+        self.threads = most
+        self.cost = cost
+        self.used: list[int] = []
+        self.governor = ThreadGovernor(most, self._set)
+
+    def _set(self, threads: int) -> None:
+        self.threads = threads
+
+    def run(self, steps: int) -> list[int]:
+        """The threads of each step."""
+        begin = len(self.used)
+        for _ in range(steps):
+            self.governor.prepare()
+            self.used.append(self.threads)
+            self.governor.learn(STEP, self.cost(self.threads))
+        return self.used[begin:]
+
+
+def quiet(threads: int) -> float:
+    return STEP if threads == 2 else 1.7 * STEP
+
+
+def crowded(threads: int) -> float:
+    return 5 * STEP if threads == 2 else 2 * STEP
+
+
+def test_on_a_quiet_machine_all_threads_are_used_and_trials_become_rare() -> None:
+    machine = Machine(2, quiet)
+    used = machine.run(4000)
+    assert used.count(1) < 30, "a trial is two steps, and they come ever more rarely"
+    trials = [len(list(group)) for threads, group in itertools.groupby(used) if threads == 1]
+    assert set(trials) == {2}
+    assert machine.threads == 2
+
+
+def test_on_a_crowded_machine_one_thread_takes_over_within_seconds() -> None:
+    machine = Machine(2, quiet)
+    machine.run(100)
+    machine.cost = crowded
+    used = machine.run(400)
+    assert used[-100:].count(2) <= 4
+    machine.cost = quiet
+    used = machine.run(2000)
+    assert used[-100:].count(1) <= 4
+
+
+def test_equal_speeds_change_nothing() -> None:
+    machine = Machine(4, lambda threads: STEP)
+    machine.run(2000)
+    assert machine.governor.threads == machine.threads == 4
+
+
+@pytest.mark.parametrize("noise", [0.6, 1.4])
+def test_one_odd_step_does_not_decide(noise: float) -> None:
+    odd = itertools.cycle([1.0] * 9 + [noise])
+    machine = Machine(2, lambda threads: quiet(threads) * next(odd))
+    machine.run(3000)
+    assert machine.used.count(2) > 0.9 * 3000
+
+
+def test_a_single_core_is_left_alone() -> None:
+    machine = Machine(1, lambda threads: STEP)
+    machine.run(500)
+    assert machine.used == [1] * 500
