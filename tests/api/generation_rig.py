@@ -52,6 +52,8 @@ class ByteTokenizer:
             return bytes([token])
         return {BEGIN: b"<begin>", END: b"<end>"}.get(token, b"")
 
+    longest_token = 10
+
     def is_special(self, token: int) -> bool:
         return token in (BEGIN, END)
 

@@ -160,6 +160,56 @@ def test_connections_with_unread_answers_are_given_up() -> None:
     run(scenario)
 
 
+def test_answers_that_nobody_reads_are_given_up() -> None:
+    """A connection that is to be closed does not wait for ever until its client has read what was sent."""
+
+    async def scenario() -> None:
+        async with serving(limits=HttpLimits(linger_timeout=0.05)) as rig:
+            async with rig.client() as client:
+                client.send(post("/hello"))
+                assert (await client.reply()).status == 200
+                (connection,) = rig.server.server_state.connections
+                connection.transport.write(b"x" * 20_000_000)  # far more than the kernel takes
+                connection.shutdown()
+                await rig.until(lambda: not rig.server.server_state.connections)
+            await rig.idle(ok=1)
+
+    run(scenario)
+
+
+def test_a_body_in_crumbs_is_refused() -> None:
+    async def scenario() -> None:
+        async with serving() as rig, rig.client() as client:
+            client.send(post("/hello", b"", content_length="-", transfer_encoding="chunked"))
+            client.send(b"1\r\n \r\n" * 2000)
+            assert (await client.reply()).status == 400
+            await rig.idle(invalid=1)
+
+    run(scenario)
+
+
+def test_a_body_in_a_thousand_small_chunks_is_served() -> None:
+    async def scenario() -> None:
+        async with serving() as rig, rig.client() as client:
+            client.send(post("/hello", b"", content_length="-", transfer_encoding="chunked"))
+            client.send(b"1\r\n \r\n" * 998 + b"2\r\n{}\r\n0\r\n\r\n")
+            assert (await client.reply()).status == 200
+            await rig.idle(ok=1)
+
+    run(scenario)
+
+
+def test_a_target_may_name_scheme_and_host() -> None:
+    async def scenario() -> None:
+        async with serving() as rig, rig.client() as client:
+            client.send(b"GET http://127.0.0.1:80/health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await client.reply()).status == 200
+            client.send(b"GET http://127.0.0.1 HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await client.reply()).status == 404
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("leave", [RawClient.close, RawClient.reset, RawClient.half_close])
 def test_leaving_in_the_middle_of_a_header_leaves_nothing(leave: object) -> None:
     async def scenario() -> None:

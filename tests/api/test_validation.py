@@ -246,7 +246,7 @@ def test_the_fields_reach_the_engine(rig):
         seed=-3,
         stop_token_ids=[65, 66, 65],
         logit_bias={"65": 1000, "66": -1000},
-        allowed_token_ids=[65, 66],
+        allowed_token_ids=[65, 66, 67],
         bad_words=["ab"],
         ignore_eos=True,
         min_tokens=2,
@@ -269,7 +269,7 @@ def test_the_fields_reach_the_engine(rig):
     assert sampling.stop_token_ids == (65, 66)
     assert sampling.eos_token_ids == (END,)
     assert sampling.logit_bias == ((65, 100.0), (66, -100.0))
-    assert sampling.allowed_token_ids == (65, 66)
+    assert sampling.allowed_token_ids == (65, 66, 67)
     assert sampling.bad_words == ((97, 98),)
     assert (sampling.logprobs, sampling.logprob_token_ids, sampling.prompt_logprobs) == (3, (70,), 2)
     assert sampling.repetition_detection == RepetitionDetection(max_size=3, min_size=2, min_count=5)
@@ -470,3 +470,45 @@ def test_nothing_of_a_long_body_is_tokenised_on_the_event_loop(ask):
 )
 def test_lists_and_words_beyond_a_limit_are_told_the_limit(rig, fields, limit):
     assert f"at most {limit}" in assert_refused(rig, rig.complete(**fields))["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_token_ids": [END], "min_tokens": 2},
+        {"allowed_token_ids": [97, 98], "bad_words": ["a", "b"]},
+        {"allowed_token_ids": [97, END], "min_tokens": 1, "stop_token_ids": [97]},
+    ],
+)
+def test_masks_that_leave_no_token_are_refused(fields: dict[str, object]) -> None:
+    rig = Rig()
+    reply = rig.complete(prompt="x", max_tokens=4, **fields)
+    assert reply.status_code == 400
+    assert "no token to draw" in reply.json()["error"]["message"]
+    assert rig.engine.submitted == []
+
+
+def test_masks_that_leave_a_token_are_served() -> None:
+    reply = Rig().complete(prompt="x", max_tokens=4, allowed_token_ids=[97, 98], bad_words=["a"], min_tokens=1)
+    assert reply.status_code == 200
+
+
+def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised() -> None:
+    rig = Rig(max_model_len=100)
+    for reply in (rig.complete(prompt="x" * 10_000), rig.chat("x" * 10_000)):
+        assert reply.status_code == 400
+        assert reply.json()["error"]["code"] == "context_length_exceeded"
+        assert "reduce the length of the input prompt" in reply.json()["error"]["message"]
+    assert rig.context.texts["tiny"].tokenizer.encoded_by == set()  # type: ignore[attr-defined]
+
+
+def test_a_long_text_that_is_to_be_cut_is_served() -> None:
+    assert Rig(max_model_len=100).complete(prompt="x" * 10_000, truncate_prompt_tokens=50).status_code == 200
+
+
+def test_more_prompt_logprobs_than_an_answer_may_hold_are_refused() -> None:
+    settings = ApiSettings(version="0", max_logprobs=-1)
+    rig = Rig(max_model_len=100_000, num_blocks=10_000, settings=settings)
+    reply = rig.complete(prompt="x" * 50_000, max_tokens=1, prompt_logprobs=-1)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "prompt_logprobs"

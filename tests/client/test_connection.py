@@ -3,6 +3,8 @@
 What an engine says too late, too early, twice, or of requests that nobody knows, changes nothing.
 """
 
+import time
+
 import anyio
 import msgspec
 import pytest
@@ -134,6 +136,21 @@ def test_an_engine_that_gives_signs_of_life_is_kept() -> None:
                 await engine.say(wire.Heartbeat(step=1, step_age=30.0))
                 await anyio.sleep(0.05)
             await engine.say_and_be_heard(rig.client, wire.Ready(card=CARD, epoch="e"))
+            assert rig.client.ready
+
+    run(scenario)
+
+
+def test_a_process_that_was_stopped_itself_does_not_take_its_engine_for_dead() -> None:
+    """Signs of life that came meanwhile are waiting to be read when it goes on."""
+
+    async def scenario() -> None:
+        async with bench(heartbeat_timeout=0.2) as rig:
+            engine = await rig.accept_ready()
+            await engine.say_and_be_heard(rig.client, wire.Heartbeat(step=1))
+            await engine.say(wire.Heartbeat(step=2))
+            time.sleep(0.5)  # noqa: ASYNC251 - the whole process stands still: that is what is tested
+            await engine.say_and_be_heard(rig.client, wire.Heartbeat(step=3))
             assert rig.client.ready
 
     run(scenario)

@@ -107,6 +107,7 @@ class Guard:
             await send({"type": "websocket.close", "code": 1000})
 
     async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope = _in_origin_form(scope)
         match = self._routes.match(scope["method"], scope["path"])
         connection: Connection | None = scope.get("extensions", {}).get(CONNECTION_KEY)
         visit = _open_visit(scope, match)
@@ -233,6 +234,14 @@ class Guard:
         if connection is not None and connection.refusal is not None:
             visit.fail(connection.refusal)
         visit.leave(time.monotonic())
+
+
+def _in_origin_form(scope: Scope) -> Scope:
+    """A target may name scheme and host before the path (RFC 9112, 3.2.2)."""
+    scheme, separator, rest = scope["path"].partition("://")
+    if not separator or scheme not in ("http", "https"):
+        return scope
+    return {**scope, "path": "/" + rest.partition("/")[2]}
 
 
 def _open_visit(scope: Scope, match: Match | None) -> Visit:

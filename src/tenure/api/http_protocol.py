@@ -35,6 +35,11 @@ CONNECTION_KEY = "tenure.connection"
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 
+_FREE_CHUNKS = 1000
+_LEAST_CHUNK_BYTES = 16
+"""What the chunks of a body must hold on average, once there are more than a few."""
+
+
 class Connection:
     """What the guard may know of, and do to, the connection under a request."""
 
@@ -53,6 +58,8 @@ class BoundedConnection(h11.Connection):
     def __init__(self, limits: HttpLimits) -> None:
         super().__init__(h11.SERVER, limits.max_header_bytes)
         self._limits = limits
+        self._chunks = 0
+        self._chunk_bytes = 0
         self.refusal: ApiError | None = None
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
@@ -62,8 +69,19 @@ class BoundedConnection(h11.Connection):
             self.refusal = _refusal(exc, self._limits)
             raise
         if isinstance(event, h11.Request):
+            self._chunks = self._chunk_bytes = 0
             self._check_head(event)
+        elif isinstance(event, h11.Data):
+            self._check_chunk(event)
         return event
+
+    def _check_chunk(self, data: h11.Data) -> None:
+        """Refuse a body in crumbs: a read full of them would keep the event loop busy for seconds."""
+        self._chunks += data.chunk_start
+        self._chunk_bytes += len(data.data)
+        if self._chunks > _FREE_CHUNKS and self._chunk_bytes < self._chunks * _LEAST_CHUNK_BYTES:
+            self.refusal = errors.malformed_request("The chunks of the request body are too small.")
+            raise h11.RemoteProtocolError(self.refusal.message)
 
     def _check_head(self, head: h11.Request) -> None:
         size = len(head.target) + sum(len(name) + len(value) + 4 for name, value in head.headers)
@@ -91,6 +109,7 @@ class LingeringTransport:
 
     def close(self) -> None:
         if not self._protocol.linger():
+            self._protocol.limit_closing()
             self._transport.close()
 
 
@@ -115,7 +134,7 @@ class TenureProtocol(H11Protocol):
         self.app = cast(Any, _WithConnection(cast(ASGIApp, config.loaded_app), self.connection))
         self.lingering = False
         self._timer: asyncio.TimerHandle | None = None
-        """While a head is awaited, and while lingering."""
+        """While a head is awaited, and while lingering or closing."""
 
     # Callbacks of the transport
 
@@ -161,6 +180,11 @@ class TenureProtocol(H11Protocol):
         self.flow.resume_reading()
         self.transport.write_eof()
         return True
+
+    def limit_closing(self) -> None:
+        """A closed transport waits for its client to read what was sent; this one does not wait for ever."""
+        self._stop_timer()
+        self._timer = self.loop.call_later(self._limits.linger_timeout, self._abort)
 
     # The request that is being answered
 

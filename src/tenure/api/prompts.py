@@ -44,11 +44,20 @@ def tokenise(
     *,
     add_special_tokens: bool,
     truncation: Truncation | None,
+    window: Window,
+    param: str,
 ) -> list[list[int]]:
-    """Return the token ids of each prompt, cut where truncation was asked for."""
+    """Return the token ids of each prompt, cut where truncation was asked for.
+
+    A text so long that it could not fit if every token were the longest there is, is refused before the work of
+    tokenising it.
+    """
     tokens: list[list[int]] = []
     for position, prompt in enumerate(prompts):
         if isinstance(prompt, str):
+            if truncation is None:
+                where = "The prompt" if len(prompts) == 1 else f"`{param}[{position}]`"
+                _check_room(len(prompt.encode()) // tokenizer.longest_token, window, where, param, "at least ")
             ids = tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
         else:
             name = "prompt" if len(prompts) == 1 else f"prompt[{position}]"
@@ -98,12 +107,12 @@ def fit(prompts: Sequence[Sequence[int]], requested: int | None, window: Window,
     return room if requested is None else min(requested, room)
 
 
-def _check_room(length: int, window: Window, where: str, param: str) -> None:
+def _check_room(length: int, window: Window, where: str, param: str, estimated: str = "") -> None:
     if length < window.capacity:
         return
     if window.max_model_len <= window.pool_tokens:
         limit = f"the model's window is {window.max_model_len} tokens"
     else:
         limit = f"the server's KV pool holds {window.pool_tokens} tokens"
-    message = f"{where} has {length} tokens and one more has to fit, but {limit}."
+    message = f"{where} has {estimated}{length} tokens and one more has to fit, but {limit}."
     raise context_length_exceeded(f"{message} Please reduce the length of the input prompt.", param)

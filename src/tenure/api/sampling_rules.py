@@ -82,7 +82,7 @@ def sampling_params(
             f"`min_tokens` must not exceed the {max_tokens} tokens that may be generated.", "min_tokens"
         )
     tokenizer = model.tokenizer
-    return SamplingParams(
+    params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         temperature=temperature,
@@ -104,6 +104,19 @@ def sampling_params(
         prompt_logprobs=prompt_logprobs,
         repetition_detection=_repetition_detection(request.repetition_detection),
     )
+    _check_something_left(params, vocabulary_size)
+    return params
+
+
+def _check_something_left(params: SamplingParams, vocabulary_size: int) -> None:
+    """Refuse masks that leave no token to draw from the first token on."""
+    barred = {word[0] for word in params.bad_words if len(word) == 1}
+    if params.min_tokens:
+        barred.update(params.eos_token_ids, params.stop_token_ids)
+    allowed = params.allowed_token_ids or range(vocabulary_size)
+    if len(barred) >= len(allowed) and barred.issuperset(allowed):
+        message = "`allowed_token_ids`, `bad_words`, `min_tokens` and the stop tokens together leave no token to draw."
+        raise invalid_request(message, "allowed_token_ids")
 
 
 def resolved_temperature(numbers: Numbers, model: TextModel) -> float:

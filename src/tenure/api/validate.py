@@ -47,6 +47,7 @@ def chat_job(
     text, ids = _chat_prompt(request, draft)
     requested = numbers.get("max_completion_tokens", numbers.get("max_tokens", model.defaults.max_tokens))
     max_tokens = fit([ids], None if requested is None else int(requested), window, "messages")
+    draft.check_prompt_logprobs([ids], draft.prompt_logprobs)
     return draft.job(
         prompts=[ids],
         prompt_texts=[text] if request.return_prompt_text else [],
@@ -78,6 +79,7 @@ def completion_job(
     prompt_logprobs = draft.prompt_logprobs
     if request.echo and logprobs is not None:
         prompt_logprobs = _wider(prompt_logprobs, logprobs)
+    draft.check_prompt_logprobs(prompts, prompt_logprobs)
     return draft.job(
         prompts=prompts,
         prompt_texts=texts,
@@ -86,6 +88,9 @@ def completion_job(
         prompt_logprobs=prompt_logprobs,
         echo_prompt=bool(request.echo),
     )
+
+
+_MAX_PROMPT_LOGPROBS = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,14 @@ class _Draft:
     usage: tuple[bool, bool]
     cache_salt: str
 
-    def prompt_tokens(self, prompts: Sequence[TextOrIds], *, add_special_tokens: bool) -> list[list[int]]:
+    def check_prompt_logprobs(self, prompts: Sequence[Sequence[int]], wanted: int | None) -> None:
+        """Bound what one answer may hold, since a prompt's logprobs come in one piece."""
+        each = self.window.vocabulary_size if wanted == -1 else (wanted or 0) + 1
+        if wanted is not None and max(map(len, prompts)) * each > _MAX_PROMPT_LOGPROBS:
+            message = f"The logprobs of a prompt are at most {_MAX_PROMPT_LOGPROBS} in all: ask for fewer alternatives."
+            raise invalid_request(message, "prompt_logprobs")
+
+    def prompt_tokens(self, prompts: Sequence[TextOrIds], param: str, *, add_special_tokens: bool) -> list[list[int]]:
         limit = self.numbers.get("truncate_prompt_tokens")
         side = self.model.tokenizer.truncation_side
         truncation = check_truncation(
@@ -116,6 +128,8 @@ class _Draft:
             self.window.vocabulary_size,
             add_special_tokens=add_special_tokens,
             truncation=truncation,
+            window=self.window,
+            param=param,
         )
 
     def job(
@@ -210,7 +224,7 @@ def _chat_logprobs(request: ChatRequest, draft: _Draft) -> int | None:
 
 def _chat_prompt(request: ChatRequest, draft: _Draft) -> tuple[str, list[int]]:
     text = render(request, draft.model)
-    (ids,) = draft.prompt_tokens([text], add_special_tokens=bool(request.add_special_tokens))
+    (ids,) = draft.prompt_tokens([text], "messages", add_special_tokens=bool(request.add_special_tokens))
     return text, ids
 
 
@@ -225,7 +239,7 @@ def _completion_numbers(request: CompletionRequest) -> tuple[int, Numbers]:
 
 def _completion_prompts(request: CompletionRequest, draft: _Draft) -> tuple[list[str], list[list[int]]]:
     given = split_prompts(request.prompt, draft.settings.max_prompts)
-    prompts = draft.prompt_tokens(given, add_special_tokens=request.add_special_tokens is not False)
+    prompts = draft.prompt_tokens(given, "prompt", add_special_tokens=request.add_special_tokens is not False)
     if not request.echo:
         return [], prompts
     cut = "truncate_prompt_tokens" in draft.numbers

@@ -26,6 +26,7 @@ from tenure.wire.outbox import Outbox, OutboxFull
 logger = logging.getLogger("tenure.client")
 
 _RECONNECT_AFTER = 0.1
+_SECOND_LOOK = 0.2
 _CANCEL_TIMEOUT = 60.0
 """How long a cancelled handler waits for the acknowledgement. The heartbeat limit ends the wait sooner, unless an
 engine lives and does not answer, which would be our bug."""
@@ -180,8 +181,7 @@ class EngineClient:
         limit = float("inf")  # the engine may be yet to start: its socket takes connections before it does
         try:
             while True:
-                with anyio.fail_after(limit):
-                    messages = await channel.receive()
+                messages = await _receive(channel, limit)
                 limit = self._heartbeat_timeout or float("inf")
                 for message in messages:
                     self._handle(message)
@@ -248,6 +248,18 @@ class EngineClient:
         lost, self._open = self._open, {}
         for handle in lost.values():
             handle.lose()
+
+
+async def _receive(channel: Channel[wire.FromEngine], limit: float) -> list[wire.FromEngine]:
+    """What arrives within `limit` seconds; raises TimeoutError.
+
+    A second, short look comes after the first: this process may have been stopped itself, with the engine's signs of
+    life waiting unread.
+    """
+    with anyio.move_on_after(limit):
+        return await channel.receive()
+    with anyio.fail_after(_SECOND_LOOK):
+        return await channel.receive()
 
 
 def _unavailable() -> Refusal:

@@ -6,6 +6,7 @@ item that has left can never meet its successor.
 
 import msgspec
 
+from tenure.outcomes import Outcome
 from tenure.sampling import SamplingParams, TokenLogprobs
 
 
@@ -54,6 +55,8 @@ class RowResult(msgspec.Struct, frozen=True, gc=False):
     """For the prompt positions of this row, when the item asked for them; None stands for position 0."""
     error: str | None = None
     """This row alone failed (for instance: its logits are not finite)."""
+    outcome: Outcome = Outcome.ENGINE_ERROR
+    """How the request of a row with an error ends: `invalid` when what it asked for left no token to draw."""
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False):

@@ -273,7 +273,7 @@ class Scheduler:
         self.counts.recomputed += max(0, min(run.computed, item.reached) - row.start)
         item.reached = max(item.reached, run.computed)
         if result.error is not None:
-            self._fail(item.request, Outcome.ENGINE_ERROR, result.error)
+            self._fail(item.request, result.outcome, result.error)
             return []
         self._publish(run)
         item.note_prompt_logprobs(row.start, result.prompt_logprobs)

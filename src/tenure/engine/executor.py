@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from tenure.core.plan import Row, RowResult, StepPlan, StepResult
-from tenure.engine.sampler import Sampler
+from tenure.engine.sampler import CALLERS_FAULTS, Sampler
 from tenure.engine.slots import Slots
 from tenure.errors import InternalError
 from tenure.kv.cache import KVCache
 from tenure.layers.batch import PackedBatch
+from tenure.outcomes import Outcome
 from tenure.sampling import TokenLogprobs
 
 MOST_IN_FLIGHT = 2
@@ -111,7 +112,8 @@ class ModelExecutor:
             if error is None:
                 results.append(RowResult(row.slot, row.generation, token, logprobs, prompt))
             else:
-                results.append(RowResult(row.slot, row.generation, error=error))
+                outcome = Outcome.INVALID if error in CALLERS_FAULTS else Outcome.ENGINE_ERROR
+                results.append(RowResult(row.slot, row.generation, error=error, outcome=outcome))
         self._note(rows, results)
         return results
 

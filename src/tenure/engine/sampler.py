@@ -27,6 +27,8 @@ from tenure.sampling import TokenLogprobs
 NOT_FINITE = "the model's logits are not finite"
 NOTHING_LEFT = "no token can be drawn: the masks of this request leave none"
 ADJUSTED_NOT_FINITE = "the logits are not finite after this request's biases and penalties"
+CALLERS_FAULTS = frozenset({NOTHING_LEFT, ADJUSTED_NOT_FINITE})
+"""Errors that the request's own parameters cause."""
 
 _GREATEST = 1e37
 """A temperature that would bring the best logit beyond this, and so near overflow, is raised."""

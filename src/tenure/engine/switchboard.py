@@ -44,7 +44,7 @@ _OTHER_VERSION = f"this engine speaks version {wire.PROTOCOL_VERSION} of the pro
 class _Open:
     """An admitted request: its permit, where its outputs go, and what the loop has been told about its end."""
 
-    __slots__ = ("cancelled", "connection", "finished", "number", "permit", "wire_number")
+    __slots__ = ("cancelled", "connection", "fault", "finished", "number", "permit", "wire_number")
 
     def __init__(self, number: int, permit: Permit, connection: "_Connection", wire_number: int) -> None:
         self.number = number
@@ -52,6 +52,7 @@ class _Open:
         self.connection = connection
         self.wire_number = wire_number
         self.cancelled = False
+        self.fault = ""  # why the request fails, whatever the loop makes of it
         self.finished: set[int] = set()
 
 
@@ -119,16 +120,18 @@ class Switchboard:
                 for item in items:
                     self._send_outputs(connection, step, [item])
             elif connection is not None:
+                entry = connection.requests[items[0].request]
                 logger.error("a request is ended: %s", error)
-                self._cancel(connection.requests.get(items[0].request), Outcome.ENGINE_ERROR)
+                entry.fault = str(error)
+                self._cancel(entry, Outcome.ENGINE_ERROR)
 
     def _end(self, request: Request) -> None:
         assert self._gate is not None
         entry = self._open.pop(request.number)
         self._gate.release(entry.permit)
         entry.connection.requests.pop(entry.wire_number)
-        outcome = request.outcome or Outcome.OK
-        ended = wire.Ended(request=entry.wire_number, outcome=outcome, message=request.message)
+        outcome = Outcome.ENGINE_ERROR if entry.fault else request.outcome or Outcome.OK
+        ended = wire.Ended(request=entry.wire_number, outcome=outcome, message=entry.fault or request.message)
         self._send(self._connections.get(entry.connection.number), ended)
 
     # connections

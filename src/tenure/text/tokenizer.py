@@ -1,6 +1,7 @@
 """Text to token ids and back, for models from GGUF files and from Hugging Face folders."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
@@ -87,6 +88,11 @@ class Tokenizer:
         if not 0 <= token < self._vocabulary.size:
             return ""
         return self._vocabulary.backend.id_to_token(token) or ""
+
+    @cached_property
+    def longest_token(self) -> int:
+        """No token stands for more bytes of text than this."""
+        return max(len(piece.encode()) for piece in self._vocabulary.backend.get_vocab())
 
     def is_special(self, token: int) -> bool:
         """Whether `skip_special_tokens` drops the token's text."""
