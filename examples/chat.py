@@ -7,6 +7,7 @@ client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
 stream = client.chat.completions.create(
     model="smollm2",
     messages=[{"role": "user", "content": "What is the capital of France?"}],
+    temperature=0,
     stream=True,
 )
 for chunk in stream:

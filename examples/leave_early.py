@@ -1,4 +1,7 @@
-"""Leave in the middle of an answer, and watch the ledger return to zero; start the server with `make serve` first."""
+"""Leave in the middle of an answer, and watch the ledger return to zero.
+
+Needs the official OpenAI client (pip install openai); start the server with `make serve` first.
+"""
 
 import json
 import urllib.request
@@ -18,6 +21,7 @@ stream = client.chat.completions.create(
     model="smollm2",
     messages=[{"role": "user", "content": "Tell me a very long story."}],
     max_tokens=4000,
+    temperature=0.2,
     stream=True,
 )
 for number, chunk in enumerate(stream):
