@@ -53,3 +53,10 @@ def wait_ready(url: str, process: subprocess.Popen[bytes], timeout: float) -> No
             pass
         time.sleep(0.02)
     raise TimeoutError(url)
+
+
+def at_rest(busy: float = 10.0, seconds: float = 1.0, timeout: float = 60.0) -> None:
+    """Wait until all cores together were busy for less than `busy` percent of `seconds`, or until `timeout` is over."""
+    until = time.monotonic() + timeout
+    while psutil.cpu_percent(seconds) > busy and time.monotonic() < until:
+        pass

@@ -2,7 +2,8 @@
 
 Every stream asks for a prompt of its own of about 128 tokens and 64 tokens of answer; a round starts all streams at
 once and ends with the last. Rounds of the servers alternate, so that both see the same noise; a round of each comes
-first and is not counted. The peer is any server with `/v1/completions`:
+first and is not counted. A round begins when the machine has come to rest: vLLM's workers keep a core busy for a second
+after their last request, which would count against whoever comes next. The peer is any server with `/v1/completions`:
 
     python -m benchmarks.throughput --peer-port 8300 --peer-ready /health --peer "PYTHON -m vllm... --port 8300"
 """
@@ -17,7 +18,7 @@ from contextlib import ExitStack
 import anyio
 import httpx
 
-from benchmarks.servers import running, tenure
+from benchmarks.servers import at_rest, running, tenure
 
 OUTPUT = 64
 WORDS = "river stone cloud winter garden letter window candle bridge forest silver market harbor meadow thunder copper"
@@ -80,6 +81,7 @@ def main() -> None:
             rates: dict[str, list[float]] = {name: [] for name in urls}
             for number in range(options.rounds + 1):
                 for name, url in urls.items():
+                    at_rest()
                     rate = anyio.run(measure, url, streams, number + streams * 10, options.words)
                     if number:
                         rates[name].append(rate)

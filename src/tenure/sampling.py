@@ -8,9 +8,6 @@ import msgspec
 MINUS_INFINITY = -9999.0
 """Stands for the logprob of what cannot be drawn: JSON has no infinity. No logprob is less."""
 
-MINUS_INFINITY = -9999.0
-"""What stands for a logprob of minus infinity, which JSON cannot express."""
-
 
 class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """End an item once its last tokens are `min_count` copies of one pattern of `min_size`..`max_size` tokens."""

@@ -67,11 +67,18 @@ class Gate:
     def __repr__(self) -> str:
         return repr(self.snapshot())
 
-    def ask(self, prompts: Sequence[Sequence[int]], n: int) -> Permit | Refusal:
-        """Admit a request of `n` choices for each of `prompts`, or say why not. Nothing is held after a refusal."""
+    def ask(self, prompts: Sequence[Sequence[int]], n: int, *, pooled: bool = False) -> Permit | Refusal:
+        """Admit a request of `n` choices for each of `prompts`, or say why not. Nothing is held after a refusal.
+
+        Prompts leave room for one more token, unless they are `pooled`: read and not continued.
+        """
         self._asked += 1
         permit = Permit(self._asked, len(prompts) * n, sum(map(len, prompts)))
-        refusal = self._unfit(prompts, n) or self._too_large(permit) or self._full(permit)
+        refusal = (
+            self._unfit(prompts, n, self.limits.capacity - (not pooled))
+            or self._too_large(permit)
+            or self._full(permit)
+        )
         if refusal:
             return refusal
         self._permits[permit.number] = permit
@@ -99,7 +106,7 @@ class Gate:
         if items > self.limits.items or tokens > self.limits.tokens:
             raise LedgerError(f"{self} is past its limits")
 
-    def _unfit(self, prompts: Sequence[Sequence[int]], n: int) -> Refusal | None:
+    def _unfit(self, prompts: Sequence[Sequence[int]], n: int, longest: int) -> Refusal | None:
         """What the edge should have refused already; checked again, since nothing unfit may reach the scheduler."""
         if not prompts or n < 1:
             return Refusal(Outcome.INVALID, "invalid_request", "a request needs at least one prompt and one choice")
@@ -107,8 +114,8 @@ class Gate:
             if not prompt or min(prompt) < 0 or max(prompt) >= self.limits.vocabulary_size:
                 message = f"prompt {position} is empty or has tokens outside the vocabulary"
                 return Refusal(Outcome.INVALID, "invalid_request", message)
-            if len(prompt) >= self.limits.capacity:
-                message = f"prompt {position} has {len(prompt)} tokens; at most {self.limits.capacity - 1} fit"
+            if len(prompt) > longest:
+                message = f"prompt {position} has {len(prompt)} tokens; at most {longest} fit"
                 return Refusal(Outcome.INVALID, "context_length_exceeded", message)
         return None
 

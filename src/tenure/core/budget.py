@@ -54,6 +54,16 @@ class Purse:
         """
         affordable = self._budget.affordable(start, self._seconds)
         granted = max(0, min(wanted, self._tokens, max(affordable, at_least)))
-        self._tokens -= granted
-        self._seconds -= self._budget.cost(start, granted)
+        self._spend(start, granted)
         return granted
+
+    def take_all(self, wanted: int, *, anyway: bool) -> bool:
+        """Spend on `wanted` tokens from position 0 on, or on none of them; `anyway` whatever they cost."""
+        granted = anyway or wanted <= min(self._tokens, self._budget.affordable(0, self._seconds))
+        if granted:
+            self._spend(0, wanted)
+        return granted
+
+    def _spend(self, start: int, count: int) -> None:
+        self._tokens -= count
+        self._seconds -= self._budget.cost(start, count)

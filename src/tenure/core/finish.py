@@ -1,4 +1,4 @@
-"""Whether the token just sampled was an item's last."""
+"""Whether what a step made of an item was its last."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,9 @@ from tenure.sampling import RepetitionDetection
 
 
 def finish_of(item: Item) -> tuple[FinishReason | None, int | None]:
-    """The finish reason of `item` after its newest token, with the stop token that caused it; (None, None): go on."""
+    """The finish reason of `item`, whose text is computed, with the stop token that caused it; (None, None): go on."""
+    if item.request.pooling is not None:
+        return FinishReason.STOP, None  # it was read to the end, as it asked
     sampling = item.sampling
     produced = len(item.tokens) - item.prompt_length
     if produced:

@@ -7,6 +7,7 @@ item that has left can never meet its successor.
 import msgspec
 
 from tenure.outcomes import Outcome
+from tenure.pooling import Pooled, PoolingParams
 from tenure.sampling import SamplingParams, TokenLogprobs
 
 
@@ -20,6 +21,10 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     prompt_length: int
     choice: int
     sampling: SamplingParams
+    pooling: PoolingParams | None = None
+    """What is wanted once the whole prompt is computed, instead of tokens."""
+    first_segment: int = 0
+    """How many of the first tokens are the first text of a pair; 0 when there is no second text."""
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
@@ -55,6 +60,8 @@ class RowResult(msgspec.Struct, frozen=True, gc=False):
     """For the prompt positions of this row, when the item asked for them; None stands for position 0."""
     error: str | None = None
     """This row alone failed (for instance: its logits are not finite)."""
+    pooled: Pooled | None = None
+    """For the row that ends the prompt of a pooling item."""
     outcome: Outcome = Outcome.ENGINE_ERROR
     """How the request of a row with an error ends: `invalid` when what it asked for left no token to draw."""
 

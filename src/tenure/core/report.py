@@ -8,21 +8,27 @@ from tenure.core.ledger import LedgerSnapshot
 from tenure.core.lifecycle import State
 from tenure.core.request import Request
 from tenure.outcomes import FinishReason
+from tenure.pooling import Pooled
 from tenure.sampling import TokenLogprobs
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What fits into one engine."""
+    """What fits into one engine. A model that reads each text in one piece keeps no cache: it has no blocks."""
 
     max_model_len: int
-    num_blocks: int
-    block_size: int
     num_slots: int
+    num_blocks: int = 0
+    block_size: int = 0
+
+    @property
+    def paged(self) -> bool:
+        """Items keep their computed tokens in blocks, and so can be computed piece by piece."""
+        return self.block_size > 0
 
     @property
     def capacity(self) -> int:
         """The most tokens that one item can have."""
-        return min(self.max_model_len, self.num_blocks * self.block_size)
+        return min(self.max_model_len, self.num_blocks * self.block_size) if self.paged else self.max_model_len
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
@@ -36,6 +42,7 @@ class Output(msgspec.Struct, frozen=True, gc=False):
     stop_token: int | None
     prompt_logprobs: list[TokenLogprobs | None] | None
     cached_tokens: int
+    pooled: Pooled | None
 
 
 class Effects(NamedTuple):

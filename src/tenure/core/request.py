@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 from tenure.core.ledger import Holder, HolderKind, Lease
 from tenure.core.lifecycle import FINAL, Event, State, step
+from tenure.core.plan import Start
 from tenure.core.prefix_cache import BlockHash
 from tenure.outcomes import Outcome
+from tenure.pooling import PoolingParams
 from tenure.sampling import SamplingParams, TokenLogprobs
 
 
@@ -15,6 +17,7 @@ class Item:
     __slots__ = (
         "cached",
         "choice",
+        "first_segment",
         "followers",
         "hashes",
         "index",
@@ -29,6 +32,7 @@ class Item:
         "run",
         "state",
         "tokens",
+        "turn",
     )
 
     def __init__(self, number: int, request: "Request", index: int, choice: int, prompt: Sequence[int]) -> None:
@@ -36,6 +40,8 @@ class Item:
         self.request = request
         self.index = index
         self.choice = choice
+        self.turn = 0  # when its turn comes, in the tokens of a fair share; set by the scheduler
+        self.first_segment = 0
         self.tokens = list(prompt)
         self.prompt_length = len(prompt)
         self.max_tokens = request.sampling.max_tokens  # the scheduler lowers it to what fits
@@ -57,9 +63,9 @@ class Item:
         return Holder(HolderKind.ITEM, self.number)
 
     @property
-    def age(self) -> tuple[int, int, int]:
+    def age(self) -> tuple[int, int, int, int]:
         """Sort key: the smaller, the sooner it is served and the later it is evicted."""
-        return (self.request.priority, self.request.arrival, self.index)
+        return (self.request.priority, self.turn, self.request.arrival, self.index)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -98,6 +104,20 @@ class Run:
     def __repr__(self) -> str:
         return f"<Run of item {self.item.number}: {self.computed} tokens computed, {self.planned} planned>"
 
+    def introduction(self) -> Start:
+        """What the executor must know before the first row."""
+        item, lease = self.item, self.lease
+        return Start(
+            lease.slot,
+            lease.generation,
+            list(item.tokens),
+            item.prompt_length,
+            item.choice,
+            item.sampling,
+            item.request.pooling,
+            item.first_segment,
+        )
+
     @property
     def length(self) -> int:
         """Tokens known, with the samples in flight."""
@@ -134,6 +154,7 @@ class Request:
         "message",
         "number",
         "outcome",
+        "pooling",
         "priority",
         "public_id",
         "sampling",
@@ -148,6 +169,8 @@ class Request:
         n: int = 1,
         priority: int = 0,
         cache_salt: str = "",
+        pooling: PoolingParams | None = None,
+        segments: Sequence[int] = (),
         public_id: str = "",
         label: str = "",
         arrived_at: float = 0.0,
@@ -156,6 +179,7 @@ class Request:
         self.sampling = sampling
         self.priority = priority
         self.cache_salt = cache_salt
+        self.pooling = pooling
         self.public_id = public_id
         self.label = label
         self.arrived_at = arrived_at
@@ -169,6 +193,8 @@ class Request:
             group = [Item(0, self, len(self.items) + choice, choice, prompt) for choice in range(n)]
             group[0].followers = group[1:]
             self.items += group
+        for item, first_segment in zip(self.items, segments, strict=False):  # pairs are pooled: one item a prompt
+            item.first_segment = first_segment
 
     def __repr__(self) -> str:
         return f"<Request {self.number}: {self.items}, {len(self.leases)} leases>"

@@ -30,7 +30,7 @@ from tenure.core.plan import Row, RowResult, Start, StepPlan, StepResult
 from tenure.core.prefix_cache import BlockHash, chain_hashes
 from tenure.core.report import Counts, Effects, Limits, Output, SchedulerSnapshot
 from tenure.core.request import Item, Request, Run
-from tenure.core.waiting import WaitingQueue
+from tenure.core.waiting import FairShare, WaitingQueue
 from tenure.outcomes import FinishReason, Outcome
 
 _PROMPT_SHARE = 0.25
@@ -61,6 +61,7 @@ class Scheduler:
         self._states: Counter[State] = Counter()
         self._arrivals = 0
         self._items = 0
+        self._shares = FairShare()
 
     # receive
 
@@ -79,6 +80,8 @@ class Scheduler:
             item.number = self._items
             item.max_tokens = min(item.max_tokens, self.limits.capacity - item.prompt_length)
             self._states[item.state] += 1
+        if request.pooling is not None:
+            self._shares.give_turns(request)
         for item in request.items:
             if item.choice == 0:
                 self._enqueue(item)
@@ -132,7 +135,7 @@ class Scheduler:
         purse = Purse(budget, _PROMPT_SHARE if prompts_due else 0.0)
         preemptions = self.counts.preemptions
         flights = self._allocate(self._choose(purse))
-        starts = self._start_waiting(purse, flights)
+        starts = (self._start_waiting if self.limits.paged else self._start_whole)(purse, flights)
         return flights, starts, self.counts.preemptions > preemptions
 
     def _choose(self, purse: Purse) -> list[tuple[Run, int]]:
@@ -192,8 +195,19 @@ class Scheduler:
                 break
             least = 0
             run = self._start(item, matched)
-            starts.append(_start_of(run))
+            starts.append(run.introduction())
             flights.append(self._book(run, count, reserve=fresh))
+        return starts
+
+    def _start_whole(self, purse: Purse, flights: list[Flight]) -> list[Start]:
+        """The same for a model that reads each text in one piece: at least one, however long."""
+        starts: list[Start] = []
+        while self.ledger.available_slots and (item := self._waiting.head()) is not None:
+            if not purse.take_all(len(item.tokens), anyway=not flights):
+                break
+            run = self._start(item, [])
+            starts.append(run.introduction())
+            flights.append(self._book(run, len(item.tokens)))
         return starts
 
     def _matched(self, item: Item) -> list[int]:
@@ -203,8 +217,10 @@ class Scheduler:
         return self.ledger.cache.match(self._names(item, (len(item.tokens) - 1) // self.limits.block_size))
 
     def _caches(self, item: Item) -> bool:
-        """Logprobs of a prompt come from computing it, so such an item neither uses nor feeds the cache."""
-        return self._prefix_caching and item.sampling.prompt_logprobs is None
+        """What is reported of each token of a prompt comes from computing it: such an item cannot use the cache."""
+        pooling = item.request.pooling
+        every_token = item.sampling.prompt_logprobs is not None or (pooling is not None and pooling.task.every_token)
+        return self.limits.paged and self._prefix_caching and not every_token
 
     def _names(self, item: Item, count: int) -> list[BlockHash]:
         """The names of the first `count` full blocks of the item's text."""
@@ -219,6 +235,7 @@ class Scheduler:
         self.ledger.share(lease, matched)
         self._waiting.remove(item)
         self._apply(item, Event.START)
+        self._shares.note_start(item)
         run = item.run = self._running[item] = Run(item, lease, len(matched) * self.limits.block_size)
         self.counts.cached += run.computed
         if not item.preemptions:
@@ -301,6 +318,7 @@ class Scheduler:
             stop_token,
             item.prompt_logprobs if first and item.sampling.prompt_logprobs is not None else None,
             item.cached if first else 0,
+            result.pooled,
         )
         if reason is not None:
             self.finish_reasons[reason] += 1
@@ -309,9 +327,9 @@ class Scheduler:
 
     def _publish(self, run: Run) -> None:
         """Let others find the blocks that are complete now."""
-        complete = run.computed // self.limits.block_size
-        if complete == run.published or not self._caches(run.item):
+        if not self._caches(run.item):
             return
+        complete = run.computed // self.limits.block_size
         for index, name in enumerate(self._names(run.item, complete)[run.published :], run.published):
             self.ledger.publish(run.lease, index, name)
         run.published = complete
@@ -377,7 +395,7 @@ class Scheduler:
         return over
 
     def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.limits.block_size)
+        return -(-tokens // self.limits.block_size) if self.limits.paged else 0
 
     # looking
 
@@ -423,9 +441,3 @@ class Scheduler:
         held = {(h.number, lease.number) for lease in leases for h in lease.holders if h.kind is HolderKind.STEP}
         if held != {(number, flight.run.lease.number) for number, flights in self._steps.items() for flight in flights}:
             raise LedgerError("the steps in flight and what they hold disagree")
-
-
-def _start_of(run: Run) -> Start:
-    """What the executor must know before the first row of a run."""
-    item, lease = run.item, run.lease
-    return Start(lease.slot, lease.generation, list(item.tokens), item.prompt_length, item.choice, item.sampling)

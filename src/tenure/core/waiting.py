@@ -1,8 +1,11 @@
-"""The queue of items that wait for a slot: oldest first, at a cost that does not grow with its length."""
+"""The queue of items that wait for a slot: oldest first, at a cost that does not grow with its length.
+
+Where requests come with many items each, "oldest" is by turns: a large request does not keep a small one waiting.
+"""
 
 import heapq
 
-from tenure.core.request import Item
+from tenure.core.request import Item, Request
 
 _COMPACT_ABOVE = 64
 
@@ -11,7 +14,7 @@ class WaitingQueue:
     """A heap by age. An item that leaves early stays behind as a dead entry, until it surfaces or dead ones abound."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int, int], int, Item]] = []
+        self._heap: list[tuple[tuple[int, int, int, int], int, Item]] = []
         self._live: dict[Item, int] = {}  # the number of its living entry
         self._pushed = 0
 
@@ -39,5 +42,27 @@ class WaitingQueue:
             self._heap = [entry for entry in self._heap if self._alive(entry)]
             heapq.heapify(self._heap)
 
-    def _alive(self, entry: tuple[tuple[int, int, int], int, Item]) -> bool:
+    def _alive(self, entry: tuple[tuple[int, int, int, int], int, Item]) -> bool:
         return self._live.get(entry[2]) == entry[1]
+
+
+class FairShare:
+    """Gives out turns (start-time fair queueing, Goyal, Vin and Cheng, 1996).
+
+    An item's turn comes when its request, had it shared the engine evenly with the others since its arrival, would be
+    done with the items before it. Time is counted in tokens, and stands where the item started last had its turn.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0
+
+    def give_turns(self, request: Request) -> None:
+        """Set the turns of the items of a request that has just arrived."""
+        turn = self._now
+        for item in request.items:
+            item.turn = turn
+            turn += item.prompt_length
+
+    def note_start(self, item: Item) -> None:
+        """An item has left the queue to be computed."""
+        self._now = max(self._now, item.turn)

@@ -209,7 +209,7 @@ class Switchboard:
             return Refusal(Outcome.UNAVAILABLE, "engine_unavailable", _OTHER_VERSION)
         if self._gate is None:
             return Refusal(Outcome.UNAVAILABLE, "engine_unavailable", "the model is being loaded; try again shortly")
-        return self._gate.ask(submit.prompts, submit.n)
+        return self._gate.ask(submit.prompts, submit.n, pooled=submit.pooling is not None)
 
     def _cancel(self, entry: _Open | None, outcome: Outcome) -> None:
         if entry is None or entry.cancelled:
@@ -270,6 +270,8 @@ def _request(number: int, submit: wire.Submit) -> Request:
         n=submit.n,
         priority=submit.priority,
         cache_salt=submit.cache_salt,
+        pooling=submit.pooling,
+        segments=submit.segments,
         public_id=submit.public_id,
         label=submit.label,
         arrived_at=time.monotonic(),
@@ -297,4 +299,5 @@ def _item_output(number: int, output: Output) -> wire.ItemOutput:
         stop_token=output.stop_token,
         prompt_logprobs=output.prompt_logprobs,
         cached_tokens=output.cached_tokens,
+        pooled=output.pooled,
     )

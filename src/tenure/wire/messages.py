@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tenure.outcomes import FinishReason, Outcome
+from tenure.pooling import Pooled, PoolingParams
 from tenure.sampling import SamplingParams, TokenLogprobs
 
 PROTOCOL_VERSION = 1
@@ -44,6 +45,10 @@ class Submit(Message, frozen=True):
     """The caller's `X-Request-Id`: shown, never matched."""
     priority: int = 0
     cache_salt: str = ""
+    pooling: PoolingParams | None = None
+    """The prompts are read and not continued; `sampling.max_tokens` is 0 and `n` is 1."""
+    segments: list[int] = []
+    """Per prompt, how many of its first tokens are the first text of a pair; empty when no prompt is a pair."""
 
 
 class Cancel(Message, frozen=True):
@@ -131,6 +136,8 @@ class ItemOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Comes with the first output when asked for: one per prompt token, None for the first."""
     cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache; set on the first output of an item."""
+    pooled: Pooled | None = None
+    """The answer to a pooling item, with its finish reason."""
 
 
 class StepOutput(Message, frozen=True):
