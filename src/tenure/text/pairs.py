@@ -1,0 +1,63 @@
+"""Pairs of texts as one sequence: the tokenizer's own template, and how two texts share the room that there is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer as Backend
+
+
+@dataclass(frozen=True, slots=True)
+class PairTemplate:
+    """The special tokens around a first and a second text, such as [CLS] first [SEP] second [SEP]."""
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+    typed_between: int
+    """How many of `between` have the token type of the first text."""
+    typed: bool
+    """The second text has a token type of its own; else all tokens have the first one's."""
+
+    @property
+    def special_tokens(self) -> int:
+        """How many there are in a pair."""
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def join(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], int]:
+        """The ids of a pair, and how many of its first tokens have token type 0; the rest have 1."""
+        ids = [*self.before, *first, *self.between, *second, *self.after]
+        return ids, len(self.before) + len(first) + self.typed_between if self.typed else len(ids)
+
+
+def read_pair_template(backend: Backend) -> PairTemplate:
+    """What the tokenizer puts around pairs. A tokenizer without a rule for them puts one text after the other."""
+    probe = backend.encode("a", "a", add_special_tokens=True)
+    sequences = probe.sequence_ids
+    first = [place for place, sequence in enumerate(sequences) if sequence == 0]
+    second = [place for place, sequence in enumerate(sequences) if sequence == 1]
+    if not first or not second:  # it makes nothing of the letter, so it has nothing to tell
+        return PairTemplate((), (), (), 0, typed=False)
+    start, end = first[-1] + 1, second[0]
+    return PairTemplate(
+        before=tuple(probe.ids[: first[0]]),
+        between=tuple(probe.ids[start:end]),
+        after=tuple(probe.ids[second[-1] + 1 :]),
+        typed_between=sum(kind == 0 for kind in probe.type_ids[start:end]),
+        typed=probe.type_ids[end] != 0,
+    )
+
+
+def share_room(first: int, second: int, room: int) -> tuple[int, int]:
+    """How much of two texts of so many tokens is kept where `room` fit: the longer one is cut first, down to the
+    length of the other, then both alike (`longest_first`)."""
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second, room // 2)
+    return (shorter, room - shorter) if first <= second else (room - shorter, shorter)
+
+
+def cut(ids: list[int], limit: int, side: str) -> list[int]:
+    """At most `limit` of the ids: `left` cuts at the start and keeps the end, `right` the reverse."""
+    if len(ids) <= limit:
+        return ids
+    return ids[len(ids) - limit :] if side == "left" else ids[:limit]
