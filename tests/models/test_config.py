@@ -61,6 +61,13 @@ def test_sliding_windows(tmp_path: Path) -> None:
     assert (mixed.layer_windows, mixed.sliding_window) == ((None, 16), None)
 
 
+def test_heads_of_qwen3_have_norms_and_a_size_of_their_own(tmp_path: Path) -> None:
+    config = read_config(folder(tmp_path, LLAMA | {"model_type": "qwen3", "head_dim": 16}))
+    assert (config.head_norms, config.head_dim, config.attention_bias) == (True, 16, False)
+    assert read_config(folder(tmp_path, LLAMA | {"model_type": "qwen3"})).head_dim == 128
+    assert not read_config(folder(tmp_path, LLAMA)).head_norms
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -116,8 +116,9 @@ def test_greedy_text_does_not_depend_on_the_batch(models: tuple[LoadedModel, Any
 
 @pytest.mark.parametrize("linear", ["torch", "onednn"])
 @pytest.mark.parametrize("kernels", ["torch", None])
-def test_every_back_end(kernels: str | None, linear: str, tmp_path: Path) -> None:
-    source, reference = save_tiny("llama-tied-biased", tmp_path)
+@pytest.mark.parametrize("kind", ["llama-tied-biased", "qwen3"])
+def test_every_back_end(kind: str, kernels: str | None, linear: str, tmp_path: Path) -> None:
+    source, reference = save_tiny(kind, tmp_path)
     ours, tokens = load(source, linear=linear, attention=kernels, rows=kernels), random_tokens(30, seed=4)
     tables, cache = make_tables([30], 4), make_cache(ours, 4)
     first = run_step(ours, cache, make_batch([tokens[:29]], [0], tables))
@@ -125,8 +126,9 @@ def test_every_back_end(kernels: str | None, linear: str, tmp_path: Path) -> Non
     assert_close(torch.cat([first, last]), reference_logits(reference, tokens))
 
 
-def test_bfloat16_follows_float32(tmp_path: Path) -> None:
-    source, reference = save_tiny("qwen2", tmp_path)
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_bfloat16_follows_float32(kind: str, tmp_path: Path) -> None:
+    source, reference = save_tiny(kind, tmp_path)
     ours, tokens = load(source, dtype=torch.bfloat16), random_tokens(60, seed=4)
     tables, cache = make_tables([60], 8), make_cache(ours, 8)
     first = run_step(ours, cache, make_batch([tokens[:59]], [0], tables))

@@ -61,6 +61,11 @@ def _make(kind: str) -> Any:
         case "qwen2-mixed-windows":
             config = hf.Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=13, max_window_layers=1)
             return hf.Qwen2ForCausalLM(config)
+        case "qwen3":
+            return hf.Qwen3ForCausalLM(hf.Qwen3Config(**COMMON, head_dim=16))
+        case "qwen3-tied-biased":
+            config = hf.Qwen3Config(**COMMON, head_dim=8, tie_word_embeddings=True, attention_bias=True)
+            return hf.Qwen3ForCausalLM(config)
     raise ValueError(kind)
 
 
@@ -73,4 +78,6 @@ KINDS = (
     "mistral",
     "qwen2",
     "qwen2-mixed-windows",
+    "qwen3",
+    "qwen3-tied-biased",
 )

@@ -18,6 +18,7 @@ from tenure.source import ResolvedSource, SourceKind
 Raw = Mapping[str, Any]
 
 MAX_CONFIG_BYTES = 16 << 20
+_GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
@@ -37,7 +38,7 @@ class ModelConfig:
     """The shape of a decoder of the Llama family."""
 
     architecture: str
-    """`llama`, `mistral` or `qwen2`."""
+    """`llama`, `mistral`, `qwen2` or `qwen3`."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -54,6 +55,8 @@ class ModelConfig:
     """Biases on the query, key and value projections."""
     attention_output_bias: bool = False
     mlp_bias: bool = False
+    head_norms: bool = False
+    """Each query and key head is normalised before it is rotated."""
     layer_windows: tuple[int | None, ...] = ()
     """For each layer how many tokens a token sees (itself included); None is all of them. Empty: all, everywhere."""
     bos_token_id: int | None = None
@@ -125,7 +128,7 @@ def _from_folder(folder: Path) -> ModelConfig:
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-        head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // max(num_heads, 1)),
+        head_dim=int(raw.get("head_dim") or rules.head_dim or int(raw["hidden_size"]) // max(num_heads, 1)),
         hidden_size=int(raw["hidden_size"]),
         intermediate_size=int(raw["intermediate_size"]),
         vocab_size=int(raw["vocab_size"]),
@@ -137,6 +140,7 @@ def _from_folder(folder: Path) -> ModelConfig:
         attention_bias=biased if rules.query_bias is None else rules.query_bias,
         attention_output_bias=biased if rules.output_bias is None else rules.output_bias,
         mlp_bias=bool(raw.get("mlp_bias", False)),
+        head_norms=rules.head_norms,
         layer_windows=rules.windows(raw, num_layers),
         bos_token_id=_optional_int(raw.get("bos_token_id")),
         eos_token_ids=_token_ids(raw.get("eos_token_id") if eos is None else eos),
@@ -171,6 +175,9 @@ class _FolderRules:
     query_bias: bool | None
     output_bias: bool | None
     windows: Callable[[Raw, int], tuple[int | None, ...]]
+    head_norms: bool = False
+    head_dim: int | None = None
+    """Where the file gives none; None is the hidden size over the number of heads."""
 
 
 _FOLDER_RULES: Mapping[str, _FolderRules] = MappingProxyType(
@@ -178,6 +185,7 @@ _FOLDER_RULES: Mapping[str, _FolderRules] = MappingProxyType(
         "llama": _FolderRules(query_bias=None, output_bias=None, windows=_no_windows),
         "mistral": _FolderRules(query_bias=False, output_bias=False, windows=_every_layer),
         "qwen2": _FolderRules(query_bias=True, output_bias=False, windows=_listed_layers),
+        "qwen3": _FolderRules(query_bias=None, output_bias=None, windows=_listed_layers, head_norms=True, head_dim=128),
     }
 )
 
@@ -202,8 +210,9 @@ def _rope_scaling(rope: Raw, path: Path) -> RopeScaling | None:
 def _from_gguf(file: GGUFFile) -> ModelConfig:
     metadata, tensors = file.metadata, file.tensors
     architecture = str(metadata.get("general.architecture"))
-    if architecture not in ("llama", "qwen2"):
-        raise CallerError(f"{file.path}: GGUF models of architecture {architecture!r} are not served (llama, qwen2)")
+    if architecture not in _GGUF_ARCHITECTURES:
+        served = ", ".join(_GGUF_ARCHITECTURES)
+        raise CallerError(f"{file.path}: GGUF models of architecture {architecture!r} are not served ({served} are)")
     if metadata.get(f"{architecture}.expert_count"):
         raise CallerError(f"{file.path}: mixtures of experts are not served")
     if int(metadata.get("split.count", 1)) > 1:  # type: ignore[arg-type]
@@ -234,6 +243,7 @@ def _from_gguf(file: GGUFFile) -> ModelConfig:
         attention_bias="blk.0.attn_q.bias" in tensors,
         attention_output_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_up.bias" in tensors,
+        head_norms="blk.0.attn_q_norm.weight" in tensors,
         layer_windows=(window,) * num_layers if window is not None and num_layers < 10_000 else (),
         bos_token_id=_optional_int(metadata.get("tokenizer.ggml.bos_token_id")),
         eos_token_ids=_token_ids([metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]),

@@ -1,4 +1,4 @@
-"""The Llama family: Llama, SmolLM, Mistral and Qwen2, told apart by configuration alone.
+"""The Llama family: Llama, SmolLM, Mistral, Qwen2 and Qwen3, told apart by configuration alone.
 
 Legend: T rows, D hidden size, M heads (queries, keys and values), H head size, R sampled rows, V vocabulary, P pairs.
 """
@@ -13,7 +13,7 @@ from tenure.layers.attention import AttentionBackend, StepAttention
 from tenure.layers.batch import PackedBatch
 from tenure.layers.linear import Linear
 from tenure.layers.mlp import GatedMLP
-from tenure.layers.norm import RMSNorm
+from tenure.layers.norm import HeadNorms, RMSNorm
 from tenure.layers.rope import rotations
 from tenure.models.base import PagedCache
 from tenure.models.config import ModelConfig
@@ -30,15 +30,19 @@ class LlamaLayer:
     mlp: GatedMLP
     head_dim: int
     window: int | None
+    head_norms: HeadNorms | None = None
 
     def __call__(self, x_TD: torch.Tensor, attention: StepAttention, cache: torch.Tensor) -> torch.Tensor:
         heads_TMH = self.qkv(self.attention_norm(x_TD)).view(len(x_TD), -1, self.head_dim)
+        if self.head_norms is not None:
+            self.head_norms.apply_(heads_TMH)
         x_TD = self.output.add(attention.attend(self.window, heads_TMH, cache), x_TD)
         return self.mlp(self.mlp_norm(x_TD), x_TD)
 
     @property
     def nbytes(self) -> int:
         norms = self.attention_norm.weight_D.nbytes + self.mlp_norm.weight_D.nbytes
+        norms += 0 if self.head_norms is None else self.head_norms.nbytes
         return norms + self.qkv.nbytes + self.output.nbytes + self.mlp.gate_up.nbytes + self.mlp.down.nbytes
 
 

@@ -12,7 +12,7 @@ from tenure.config import cores
 from tenure.layers.attention import AttentionShape, attention_backend
 from tenure.layers.linear import Linear, LinearFactory, linear_factory
 from tenure.layers.mlp import GatedMLP
-from tenure.layers.norm import RMSNorm
+from tenure.layers.norm import HeadNorms, RMSNorm
 from tenure.layers.rope import interleave_rows
 from tenure.layers.rowwise import RowKernels, row_kernels
 from tenure.models.base import LoadedModel
@@ -89,6 +89,7 @@ class _Builder:
                 mlp=self._mlp(f"{prefix}.mlp"),
                 head_dim=config.head_dim,
                 window=config.window_of(number),
+                head_norms=self._head_norms(f"{prefix}.self_attn") if config.head_norms else None,
             )
 
     def _qkv(self, prefix: str) -> Linear:
@@ -103,6 +104,16 @@ class _Builder:
             if config.attention_bias:
                 biases.append(self._rotary(name, count, self._tensor(f"{prefix}.{name}.bias", (rows,))))
         return self.linear(torch.cat(weights), torch.cat(biases) if biases else None)
+
+    def _head_norms(self, prefix: str) -> HeadNorms:
+        config = self.config
+        norms = []
+        for name in ("q_norm", "k_norm"):
+            weight = self._tensor(f"{prefix}.{name}.weight", (config.head_dim,))
+            # A head's elements are in the order of the rows of its projection.
+            weight = weight if self.reader.interleaved else interleave_rows(weight, 1)
+            norms.append(RMSNorm(weight, config.rms_norm_eps, self.rows))
+        return HeadNorms(*norms, config.num_heads, config.num_kv_heads)
 
     def _rotary(self, name: str, num_heads: int, weight: torch.Tensor) -> torch.Tensor:
         if name == "v_proj" or self.reader.interleaved:
