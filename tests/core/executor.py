@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from tenure.core.plan import Row, RowResult, Start, StepPlan, StepResult
 from tenure.core.report import Limits
+from tenure.pooling import Pooled
 from tenure.sampling import SamplingParams, TokenLogprobs
 
 VOCABULARY = 24
@@ -30,6 +31,11 @@ def draw(seed: int, choice: int, position: int, text: int) -> int:
     return hash((seed, choice, position, text)) % VOCABULARY
 
 
+def pooled(text: int) -> Pooled:
+    """What is made of a text with this fingerprint."""
+    return Pooled(1, str(text).encode())
+
+
 def logprobs_at(position: int, token: int) -> TokenLogprobs:
     return TokenLogprobs(-float(position), 1, [token], [-float(position)])
 
@@ -47,6 +53,7 @@ class Occupant:
         self.prompt_length = start.prompt_length
         self.choice = start.choice
         self.sampling: SamplingParams = start.sampling
+        self.pooling = start.pooling
         self.blocks: list[int] = []
         self.planned: int | None = None
         self.pending = 0
@@ -91,6 +98,8 @@ class ScriptedExecutor:
     def _writers(self) -> dict[int, Key]:
         """Blocks that a step in flight writes to, and for whom."""
         size = self._limits.block_size
+        if not self._limits.paged:
+            return {}
         return {
             self._slots[row.slot].blocks[position // size]: (row.slot, row.generation)
             for plan in self._flights
@@ -102,15 +111,20 @@ class ScriptedExecutor:
         occupant, size = self._slots[row.slot], self._limits.block_size
         assert occupant.key == (row.slot, row.generation), "a row for an occupant that is gone"
         first = occupant.planned is None
-        assert row.start % size == 0 if first else row.start == occupant.planned, "positions are not contiguous"
+        if self._limits.paged:
+            assert row.start % size == 0 if first else row.start == occupant.planned, "positions are not contiguous"
+        else:
+            assert first, "a text was read twice"
+            assert (row.start, row.count) == (0, len(occupant.tokens)), "a text was not read in one piece"
         assert row.count > 0
         occupant.blocks += row.new_blocks
         occupant.planned = row.start + row.count
         assert len(set(occupant.blocks)) == len(occupant.blocks), "a block appears twice in a block table"
-        assert len(occupant.blocks) * size >= occupant.planned, "the block table is too short"
+        assert len(occupant.blocks) * size >= occupant.planned or not size, "the block table is too short"
         assert occupant.planned <= min(len(occupant.tokens) + occupant.pending, self._limits.capacity)
         last = occupant.prompt_length + max(0, occupant.sampling.max_tokens - 1)
-        assert occupant.planned <= min(last, self._limits.capacity - 1), "a token is computed that nobody needs"
+        most = self._limits.capacity - (occupant.pooling is None)
+        assert occupant.planned <= min(last, most), "a token is computed that nobody needs"
         for block in row.new_blocks:
             assert writers.get(block, occupant.key) == occupant.key, "a block was handed out while it is written"
         occupant.pending += row.samples
@@ -134,6 +148,7 @@ class ScriptedExecutor:
             logprobs_at(len(occupant.tokens) - 1, token) if token is not None else None,
             self._prompt_logprobs(occupant, row),
             "broken" if broken else None,
+            pooled(text) if occupant.pooling and row.start + row.count == occupant.prompt_length else None,
         )
 
     def _compute(self, occupant: Occupant, row: Row) -> int:
@@ -141,15 +156,19 @@ class ScriptedExecutor:
         text = EMPTY
         for position, token in enumerate(occupant.tokens[: row.start + row.count]):
             text = follow(text, token)
+            if not self._limits.paged:
+                continue
             block, offset = self._place(occupant, position)
             if position >= row.start:
                 self._memory[block][offset] = text
             assert self._memory[block][offset] == text, f"position {position} holds another text"
+        if not self._limits.paged:
+            return text
         block, offset = self._place(occupant, row.start + row.count - 1)
         return self._memory[block][offset]
 
     def _spoil(self, occupant: Occupant, row: Row) -> None:
-        for position in range(row.start, row.start + row.count):
+        for position in range(row.start, row.start + row.count if self._limits.paged else 0):
             block, offset = self._place(occupant, position)
             self._memory[block][offset] = _GARBAGE
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tenure.core.budget import StepBudget
 from tenure.core.report import Limits
+from tenure.pooling import PoolingTask
 from tenure.sampling import RepetitionDetection
 from tests.core.simulation import Ask, Simulation
 
@@ -31,7 +32,28 @@ def text(length: int, variant: int = 0) -> tuple[int, ...]:
 _ROOMY = Limits(max_model_len=64, num_blocks=48, block_size=4, num_slots=6)
 _TIGHT = Limits(max_model_len=20, num_blocks=7, block_size=2, num_slots=4)
 
+_WHOLE = Limits(max_model_len=32, num_slots=4)
+
 SCRIPTS = {
+    "whole texts": Script(
+        _WHOLE,
+        CHUNKED,
+        (
+            Ask(tuple(text(length, length) for length in (3, 9, 1, 30, 12, 5)), pooling=PoolingTask.EMBED),
+            Ask((text(4, 1),), pooling=PoolingTask.TOKEN_EMBED, at=1.0),
+            Ask((text(32, 2), text(2, 3)), pooling=PoolingTask.CLASSIFY, at=2.0, priority=-1),
+        ),
+    ),
+    "pooled decoder": Script(
+        _ROOMY,
+        CHUNKED,
+        (
+            Ask((text(17), text(17) + text(5, 2), text(30, 4)), pooling=PoolingTask.EMBED),
+            Ask((text(17) + text(9, 3),), pooling=PoolingTask.TOKEN_EMBED, at=20.0),
+            Ask((text(17) + text(9, 4),), pooling=PoolingTask.CLASSIFY, at=21.0),
+            Ask((text(11, 5),), max_tokens=4, at=1.0),
+        ),
+    ),
     "mixed": Script(
         _ROOMY,
         CHUNKED,

@@ -16,8 +16,9 @@ from tenure.core.report import Effects, Limits, Output
 from tenure.core.request import Item, Request
 from tenure.core.scheduler import Scheduler
 from tenure.outcomes import FinishReason, Outcome
+from tenure.pooling import PoolingParams, PoolingTask
 from tenure.sampling import RepetitionDetection, SamplingParams
-from tests.core.executor import EMPTY, ScriptedExecutor, draw, follow, logprobs_at, prompt_logprobs
+from tests.core.executor import EMPTY, ScriptedExecutor, draw, follow, logprobs_at, pooled, prompt_logprobs
 
 END_TOKEN = 0
 
@@ -38,8 +39,24 @@ class Ask:
     stop_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     repetition: RepetitionDetection | None = None
+    pooling: PoolingTask | None = None
+    """Read the prompts, and do not go on with them; nothing else above but `at`, `priority` and `salt` counts then."""
+
+    def __post_init__(self) -> None:
+        if self.pooling is not None:
+            object.__setattr__(self, "n", 1)
 
     def request(self, number: int, at: float = 0.0) -> Request:
+        if self.pooling is not None:
+            return Request(
+                number,
+                self.prompts,
+                SamplingParams(max_tokens=0),
+                priority=self.priority,
+                cache_salt=self.salt,
+                pooling=PoolingParams(task=self.pooling),
+                arrived_at=at,
+            )
         sampling = SamplingParams(
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
@@ -56,6 +73,8 @@ class Ask:
 
     def expected(self, index: int, capacity: int) -> tuple[list[int], FinishReason, int | None]:
         """What item `index` must produce, whatever happens around it."""
+        if self.pooling is not None:
+            return [], FinishReason.STOP, None
         prompt, choice = self.prompts[index // self.n], index % self.n
         text = EMPTY
         for token in prompt:
@@ -256,12 +275,18 @@ class Simulation:
             tokens.append(output.token)
             self.tally["sampled"] += 1
             assert output.logprobs == logprobs_at(len(prompt) + len(tokens) - 1, output.token)
+        whole = EMPTY
+        for token in prompt:
+            whole = follow(whole, token)
+        assert output.pooled == (pooled(whole) if record.ask.pooling else None), "wrong vectors"
         first = output.index not in record.cached
         record.cached.setdefault(output.index, output.cached_tokens)
-        wanted = first and record.ask.prompt_logprobs is not None
+        wanted = first and record.ask.prompt_logprobs is not None and not record.ask.pooling
         assert output.prompt_logprobs == (prompt_logprobs(prompt) if wanted else None)
         assert first or not output.cached_tokens
         assert 0 <= output.cached_tokens < len(prompt)
+        if record.ask.pooling is not None and record.ask.pooling.every_token:
+            assert not output.cached_tokens, "tokens whose vectors are wanted were not computed"
         if output.finish_reason is not None:
             record.finishes[output.index] = output.finish_reason
             self.tally[f"finish {output.finish_reason}"] += 1
@@ -319,6 +344,11 @@ class Simulation:
                 assert index in record.stopped_early, "an item was dropped"
 
     def _check_budget(self, plan: StepPlan) -> None:
+        if not self.limits.paged:
+            rest = plan.rows[1:]  # a text of any length runs when it is the first
+            assert not rest or sum(row.count for row in plan.rows) <= self.budget.tokens
+            assert not rest or sum(self.budget.cost(0, row.count) for row in plan.rows) <= self.budget.seconds + 1e-9
+            return
         assert sum(row.count for row in plan.rows) <= self.budget.tokens
         spent = sum(self.budget.cost(row.start, row.count) for row in plan.rows)
         longest, size = max(row.start for row in plan.rows), self.limits.block_size

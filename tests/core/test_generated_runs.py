@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tenure.core.budget import StepBudget
 from tenure.core.report import Limits
 from tenure.outcomes import Outcome
+from tenure.pooling import PoolingTask
 from tenure.sampling import RepetitionDetection
 from tests.core.simulation import Ask, Simulation
 
@@ -24,12 +25,15 @@ CAUSES = st.sampled_from([Outcome.CLIENT_CANCELLED, Outcome.DEADLINE, Outcome.AB
 
 Action = Callable[[Simulation], object]
 
-limits = st.builds(
-    Limits,
-    max_model_len=st.integers(8, 40),
-    num_blocks=st.integers(4, 16),
-    block_size=st.integers(2, 5),
-    num_slots=st.integers(1, 5),
+limits = st.one_of(
+    st.builds(
+        Limits,
+        max_model_len=st.integers(8, 40),
+        num_blocks=st.integers(4, 16),
+        block_size=st.integers(2, 5),
+        num_slots=st.integers(1, 5),
+    ),
+    st.builds(Limits, max_model_len=st.integers(8, 40), num_slots=st.integers(1, 5)),
 )
 
 budgets = st.builds(
@@ -61,12 +65,20 @@ asks = st.builds(
     stop_token_ids=st.sampled_from([(), (3, 4, 5)]),
     prompt_logprobs=st.sampled_from([None, None, None, 0]),
     repetition=st.sampled_from([None, None, RepetitionDetection(max_size=2)]),
+    pooling=st.sampled_from([None, None, None, PoolingTask.EMBED, PoolingTask.TOKEN_EMBED]),
 )
+
+
+def admissible(ask: Ask, limits: Limits) -> bool:
+    """The gate refuses all others."""
+    pooled = ask.pooling is not None
+    served = pooled or limits.paged  # an encoder does nothing but pool
+    return served and max(map(len, ask.prompts)) < limits.capacity + pooled
 
 
 def submit(ask: Ask) -> Action:
     def act(simulation: Simulation) -> None:
-        if max(map(len, ask.prompts)) < simulation.limits.capacity:  # the gate refuses the others
+        if admissible(ask, simulation.limits):
             simulation.submit(ask)
 
     return act
@@ -126,7 +138,7 @@ def test_a_request_is_told_the_same_whoever_else_is_there(
 ) -> None:
     """Also when the others leave in the midst of their work; `check_end` compares with the oracle."""
     simulation = Simulation(limits, budget, depth=1)
-    if max(map(len, first.prompts)) >= limits.capacity:
+    if not admissible(first, limits):
         return
     simulation.submit(first)
     for other, count in zip(others, turns, strict=False):

@@ -100,7 +100,7 @@ def test_finish_of_an_item_at_every_event(name: str, depth: int) -> None:
             simulation = disturbed(script, depth, event, lambda it, n=number, i=index: it.finish_item(n, i))
             assert all(record.ending is Outcome.OK for record in simulation.records.values())
             stopped += bool(simulation.records[number].stopped_early)
-    assert stopped
+    assert stopped or all(ask.pooling for ask in script.asks)  # what is read in one piece is not stopped midway
 
 
 @at_both_depths

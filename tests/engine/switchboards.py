@@ -151,7 +151,7 @@ class Board:
 
 
 def output(request: Request, index: int, token: int, reason: FinishReason | None = None) -> Output:
-    return Output(request, index, token, None, reason, None, None, 0)
+    return Output(request, index, token, None, reason, None, None, 0, None)
 
 
 def idle() -> Progress:
