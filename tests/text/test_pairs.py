@@ -70,7 +70,7 @@ def load_folder(folder):
 
 
 def typed(ids, first_segment):
-    return [int(place >= first_segment) for place in range(len(ids))]
+    return [int(place >= first_segment > 0) for place in range(len(ids))]
 
 
 def test_the_same_ids_and_types_as_transformers(pair_of_tokenizers):
@@ -113,7 +113,7 @@ def test_the_shapes_that_are_known(tmp_path):
     assert first_segment == 4
     ids, first_segment = xlm_r.encode_pair("hello", "panda")
     assert [xlm_r.token_piece(token) for token in ids] == ["<s>", "▁hello", "</s>", "</s>", "▁panda", "</s>"]
-    assert first_segment == len(ids)
+    assert first_segment == 0, "one token type for all"
 
 
 def test_a_tokenizer_without_a_rule_for_pairs_puts_them_together(tmp_path):

@@ -24,9 +24,9 @@ class PairTemplate:
         return len(self.before) + len(self.between) + len(self.after)
 
     def join(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], int]:
-        """The ids of a pair, and how many of its first tokens have token type 0; the rest have 1."""
+        """The ids of a pair, and how many of its first tokens have token type 0; 0 when all have."""
         ids = [*self.before, *first, *self.between, *second, *self.after]
-        return ids, len(self.before) + len(first) + self.typed_between if self.typed else len(ids)
+        return ids, len(self.before) + len(first) + self.typed_between if self.typed else 0
 
 
 def read_pair_template(backend: Backend) -> PairTemplate:

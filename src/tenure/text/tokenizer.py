@@ -9,7 +9,7 @@ from tenure.errors import CallerError
 from tenure.gguf_file import GGUFFile
 from tenure.source import ResolvedSource, SourceKind
 from tenure.text.folder_vocabulary import read_folder
-from tenure.text.frame import Frame, PairFrame, read_frame, read_pair_frame
+from tenure.text.frame import Frame, read_frame
 from tenure.text.gguf_vocabulary import read_vocabulary
 from tenure.text.pairs import PairTemplate, cut, read_pair_template, share_room
 from tenure.text.vocabulary import Vocabulary, piece_bytes
@@ -69,9 +69,12 @@ class Tokenizer:
             raise CallerError("the text is not valid Unicode (a lone surrogate)") from None
 
     def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of texts without the tokens that go around them; other threads run meanwhile. CallerError as `encode`."""
+        """Ids of texts without the tokens that go around them. CallerError for a lone surrogate."""
+        backend = self._vocabulary.backend
         try:
-            return [found.ids for found in self._vocabulary.backend.encode_batch(texts, add_special_tokens=False)]
+            if sum(map(len, texts)) > _LONG_TEXT:  # as in `encode`
+                return [found.ids for found in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+            return [backend.encode(text, add_special_tokens=False).ids for text in texts]
         except TypeError:
             raise CallerError("a text is not valid Unicode (a lone surrogate)") from None
 
@@ -81,7 +84,7 @@ class Tokenizer:
         return read_pair_template(self._vocabulary.backend)
 
     def encode_pair(self, first: str, second: str, limit: int | None = None) -> tuple[list[int], int]:
-        """Ids of two texts as one sequence, and how many of its first tokens have token type 0; the rest have 1.
+        """Ids of two texts as one sequence, and how many of its first tokens have token type 0; 0 when all have.
 
         `limit` is the most tokens in all: the longer text is cut first (`longest_first`), on the tokenizer's own side,
         and never a special token. CallerError for a lone surrogate, or a limit that the special tokens exceed.
@@ -95,27 +98,10 @@ class Tokenizer:
             one, two = cut(one, for_one, self.truncation_side), cut(two, for_two, self.truncation_side)
         return self.pair_template.join(one, two)
 
-    def encode_own(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text without the special tokens around it. CallerError for a lone surrogate."""
-        backend = self._vocabulary.backend
-        try:
-            if sum(map(len, texts)) > _LONG_TEXT:
-                encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
-            else:
-                encodings = [backend.encode(text, add_special_tokens=False) for text in texts]
-        except TypeError:
-            raise CallerError("a text is not valid Unicode (a lone surrogate)") from None
-        return [encoding.ids for encoding in encodings]
-
     @cached_property
     def frame(self) -> Frame:
         """The special tokens around a text."""
         return read_frame(self._vocabulary.backend)
-
-    @cached_property
-    def pair_frame(self) -> PairFrame:
-        """The special tokens around and between two texts."""
-        return read_pair_frame(self._vocabulary.backend)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of a sequence as the model's authors decode it; bytes that are not UTF-8 become U+FFFD."""
