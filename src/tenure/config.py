@@ -14,6 +14,8 @@ import msgspec
 from tenure.errors import CallerError
 from tenure.source import ResolvedSource, SourceKind
 
+_API_KEY = "TENURE_API_KEY"
+
 
 class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One model of the command line, resolved to files on this machine."""
@@ -22,6 +24,8 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     served_names: tuple[str, ...]
     kind: SourceKind
     path: str
+    task: str | None = None
+    """What it is to be used for, where that is not what its files say."""
 
     @property
     def source(self) -> ResolvedSource:
@@ -49,6 +53,58 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """0: one for each core."""
 
 
+class KeyRing(msgspec.Struct, frozen=True):
+    """The API keys of a server. They are not shown when a configuration is printed."""
+
+    keys: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"KeyRing({len(self.keys)} keys)"
+
+
+class CorsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What pages of other origins may do; without origins nothing."""
+
+    origins: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ("*",)
+    headers: tuple[str, ...] = ("*",)
+    credentials: bool = False
+
+
+class TlsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Paths of PEM files. `cert_reqs` is that of the standard library's ssl: 0 none, 1 optional, 2 required."""
+
+    certfile: str
+    keyfile: str | None = None
+    ca_certs: str | None = None
+    cert_reqs: int = 0
+    ciphers: str | None = None
+
+
+class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The bounds of the HTTP layer of one API process. Sizes in bytes, times in seconds."""
+
+    max_header_bytes: int = 64 * 1024
+    max_header_count: int = 256
+    header_timeout: float = 10.0
+    """From the first byte of a request (or the start of a connection) to the end of its headers."""
+    max_body_bytes: int = 32 * 1024 * 1024
+    max_body_depth: int = 64
+    body_timeout: float = 30.0
+    """From the end of the headers to the end of the body."""
+    max_open_body_bytes: int = 1024 * 1024 * 1024
+    """Of all bodies that are held at a time."""
+    max_connections: int = 8192
+    max_trailing_bytes: int = 64 * 1024
+    """What a client may send ahead of time, beyond the request that is being answered."""
+    linger_timeout: float = 5.0
+    """How long a refused client may go on sending, so that it gets to read why it was refused."""
+    stall_timeout: float = 30.0
+    """How long one write may wait for a client that does not read."""
+    keep_alive_interval: float = 0.0
+    """Silence in a stream after which a comment line is sent; 0 is off."""
+
+
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What an API process needs."""
 
@@ -59,13 +115,20 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Drawn anew by each start of the server."""
     worker: int = 0
     shutdown_timeout: float = 30.0
-    api_keys: tuple[str, ...] = ()
-    keep_alive_interval: float = 0.0
+    api_keys: KeyRing = KeyRing()
+    limits: HttpLimits = HttpLimits()
+    cors: CorsConfig = CorsConfig()
+    tls: TlsConfig | None = None
+    root_path: str = ""
+    """Prefix under which a proxy serves this server; empty or `/like/this`."""
     generation_config: str = "auto"
     seed: int | None = None
     """Of requests that give none; None draws one for each."""
     max_n: int = 128
     max_logprobs: int = 20
+    max_prompts: int = 1024
+    scheduling_policy: str = "fcfs"
+    """`fcfs`: the priorities of requests have no effect; `priority`: they have."""
     engine_heartbeat_timeout: float = 5.0
 
     @property
@@ -104,13 +167,13 @@ def cores() -> int:
 
 
 def environment_with(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment, for a child, with `extra` where it does not say otherwise."""
-    return {**extra, **os.environ}
+    """This process's environment, for a child, with `extra` where it does not say otherwise; without the API keys."""
+    return {**extra, **{name: value for name, value in os.environ.items() if name != _API_KEY}}
 
 
 def environment_api_keys() -> tuple[str, ...]:
     """Keys from `TENURE_API_KEY`, separated by commas."""
-    return tuple(key.strip() for key in os.environ.get("TENURE_API_KEY", "").split(",") if key.strip())
+    return tuple(key.strip() for key in os.environ.get(_API_KEY, "").split(",") if key.strip())
 
 
 def environment_log_level() -> str:

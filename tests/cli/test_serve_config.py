@@ -225,3 +225,33 @@ def test_help_names_every_flag(tenure: Command, command: str) -> None:
     assert ended.code == 0
     wanted = {"serve": ("--port", "--kv-cache-memory"), "chat": ("--system", "--url")}.get(command, ("--url",))
     assert all(flag in ended.output for flag in wanted)
+
+
+def tasks(config: ServeConfig) -> list[str | None]:
+    assert [engine.model for engine in config.engines] == list(config.api.models)
+    return [choice.task for choice in config.api.models]
+
+
+def test_a_task_is_for_the_only_model_or_for_the_one_it_names(model: str) -> None:
+    assert tasks(serve_config([model], ServeOptions())) == [None]
+    assert tasks(serve_config([model], options("--task", "embed"))) == ["embed"]
+    several = options("--task", "judge=score", "--task", "words=token_embed")
+    assert tasks(serve_config([f"chat={model}", f"judge={model}", f"words={model}"], several)) == [
+        None,
+        "score",
+        "token_embed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("embed", "say for which model"),
+        ("nobody=embed", "no model is called 'nobody'"),
+        ("chat=sing", "there is no task 'sing'"),
+        ("chat=", "there is no task ''"),
+    ],
+)
+def test_a_task_that_means_nothing_is_refused(model: str, given: str, message: str) -> None:
+    with pytest.raises(CallerError, match=message):
+        serve_config([f"chat={model}", f"other={model}"], ServeOptions(task=[given]))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Literal
 
+import msgspec
 from cyclopts import Parameter, validators
 
 from tenure.cli.flags import MOST, real, whole
@@ -15,6 +16,7 @@ from tenure.errors import CallerError, ResourceError
 from tenure.source import ALIASES, installed_aliases, resolve_source
 from tenure.wire.messages import ModelCard
 
+TASKS = ("generate", "embed", "token_embed", "classify", "score")
 _LEAST_HEARTBEAT_TIMEOUT = 1.5
 
 AtLeastOne = Annotated[int, whole(1)]
@@ -31,6 +33,9 @@ class ServeOptions:
     """Port to listen on; 0 takes a free one."""
     served_model_name: Annotated[list[str], Parameter(consume_multiple=True)] = field(default_factory=list)
     """Names of the model, the first of which is used in replies. For a server with one model."""
+    task: Annotated[list[str], Parameter(consume_multiple=True)] = field(default_factory=list)
+    """What a model is used for, as [NAME=]TASK, where its files do not say it: generate, embed, token_embed (late
+    interaction), classify, score."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and cache; auto is float32 on a CPU."""
     max_model_len: AtLeastOne | None = None
@@ -90,7 +95,7 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
     """Resolve the command line; downloads what is not on this machine. Raises CallerError, ResourceError."""
     if 0 < options.engine_heartbeat_timeout < _LEAST_HEARTBEAT_TIMEOUT:
         raise CallerError("--engine-heartbeat-timeout is 0 or at least 1.5: engines give a sign of life once a second")
-    choices = _choices(models or _demo_models(), options.served_model_name)
+    choices = _with_tasks(_choices(models or _demo_models(), options.served_model_name), options.task)
     engines = tuple(
         EngineConfig(
             model=choice,
@@ -157,6 +162,24 @@ def _choices(models: Sequence[str], served_names: Sequence[str]) -> tuple[ModelC
     return tuple(choices)
 
 
+def _with_tasks(choices: tuple[ModelChoice, ...], given: Sequence[str]) -> tuple[ModelChoice, ...]:
+    """Each of `given` is TASK, for the only model, or NAME=TASK."""
+    tasks: dict[str, str] = {}
+    for text in given:
+        name, separator, task = text.rpartition("=")
+        if not separator and len(choices) != 1:
+            raise CallerError(f"--task {text}: say for which model, as NAME={text}")
+        if separator and not any(name in choice.served_names for choice in choices):
+            raise CallerError(f"--task {text}: no model is called {name!r}")
+        if task not in TASKS:
+            raise CallerError(f"--task {text}: there is no task {task!r} (there are: {', '.join(TASKS)})")
+        tasks[name if separator else choices[0].served_names[0]] = task
+    return tuple(
+        msgspec.structs.replace(choice, task=next((tasks[name] for name in choice.served_names if name in tasks), None))
+        for choice in choices
+    )
+
+
 def _name_and_source(model: str) -> tuple[str | None, str]:
     """The parts of NAME=SOURCE. A path that is there is a source, whatever its name holds."""
     name, separator, source = model.partition("=")
@@ -166,9 +189,9 @@ def _name_and_source(model: str) -> tuple[str | None, str]:
 def _announce(started: float, address: str, cards: Sequence[ModelCard]) -> None:
     print(f"tenure: ready at {address} after {time.monotonic() - started:.1f} s", flush=True)
     for card in cards:
-        tokens = card.num_blocks * card.block_size
+        blocks = f", {card.num_blocks} KV blocks for {card.num_blocks * card.block_size} tokens"
         print(
             f"  {', '.join(card.served_names)}: {', '.join(card.tasks)} ({card.dtype}), window of "
-            f"{card.max_model_len} tokens, {card.num_blocks} KV blocks for {tokens} tokens",
+            f"{card.max_model_len} tokens{blocks if card.num_blocks else ''}",
             flush=True,
         )
