@@ -1,16 +1,19 @@
 """The connection of an API process to one engine, kept up for as long as the process lives.
 
     connecting --connected--> loading --Ready--> ready --connection lost--> connecting
+    ready --a step that does not end--> stuck --it ends--> ready
 
-State, owned by the task that runs `run`: the connection, the card, and `_open`, the handles of all requests that the
-engine may hold something of. When the connection is lost, every handle in it is told so at once. Messages that fit no
-open request, or not its state, are counted and otherwise ignored.
+State, owned by the task that runs `run`: the connection, the card, the vitals, and `_open`, the handles of all requests
+that the engine may hold something of. When the connection is lost, every handle in it is told so at once. When the
+engine is stuck the connection stays, for the engine can still be asked; its requests are told the same, and are
+cancelled for when it goes on. Messages that fit no open request, or not its state, are counted and otherwise ignored.
 """
 
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 
 import anyio
@@ -18,6 +21,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from tenure.client.generation import GenerationHandle, HandleState, Refusal
+from tenure.client.vitals import Health, Vitals
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
 from tenure.wire.framing import Channel, PeerGone
@@ -39,7 +43,8 @@ def _ignore(seconds: float) -> None:
 class EngineClient:
     """One engine, reached through the Unix socket at `path`.
 
-    `heartbeat_timeout`: seconds of silence after which the engine is taken for dead; 0 waits for ever.
+    `heartbeat_timeout`: seconds of silence after which the engine is taken for dead; 0 waits for ever. `step_timeout`:
+    seconds after which an engine whose step does not end is taken for dead; 0 waits for ever.
     `on_cancelled` is told how long each cancel took until the engine held nothing of the request.
     """
 
@@ -49,11 +54,12 @@ class EngineClient:
         *,
         worker: int = 0,
         heartbeat_timeout: float = 5.0,
+        step_timeout: float = 0.0,
         on_cancelled: Callable[[float], None] = _ignore,
     ) -> None:
-        self.card: wire.ModelCard | None = None
-        self.outstanding_tokens = 0
+        self.vitals = Vitals(step_timeout)
         self.unmatched_messages = 0
+        self._card: wire.ModelCard | None = None
         self._path = path
         self._worker = worker
         self._heartbeat_timeout = heartbeat_timeout
@@ -66,9 +72,19 @@ class EngineClient:
         self._numbers = count(1)
 
     @property
+    def card(self) -> wire.ModelCard | None:
+        """What the engine said of its model; None while it is not ready."""
+        return None if self.vitals.health is Health.STUCK else self._card
+
+    @property
     def ready(self) -> bool:
         """The engine admits requests."""
         return self.card is not None
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompt tokens that are open in the engine, whoever asked for them."""
+        return self.vitals.outstanding_tokens
 
     @property
     def open_requests(self) -> int:
@@ -88,8 +104,8 @@ class EngineClient:
         Raises Refusal. Leaving the scope before the request is over cancels it, and waits, shielded, until the engine
         holds nothing of it.
         """
-        if self.card is None:
-            raise _unavailable()
+        if not self.ready:
+            raise unavailable()
         handle = self._submit(submit)
         try:
             await handle.wait_admitted()
@@ -118,11 +134,16 @@ class EngineClient:
             del self._ledgers[number]
 
     def _submit(self, submit: wire.Submit) -> GenerationHandle:
-        number = next(self._numbers)
-        handle = GenerationHandle(number, lambda index: self._send(wire.FinishItem(request=number, index=index)))
+        number, tokens = next(self._numbers), sum(map(len, submit.prompts))
+        finish = partial(self._finish_item, number)
+        handle = GenerationHandle(number, finish, tokens)
         self._send(msgspec.structs.replace(submit, request=number))
         self._open[number] = handle  # after it could be encoded: a request that was not sent has no ending
+        self.vitals.submitted(tokens)
         return handle
+
+    def _finish_item(self, number: int, index: int) -> None:
+        self._send(wire.FinishItem(request=number, index=index))
 
     async def _cancel(self, handle: GenerationHandle, outcome: Outcome) -> None:
         if handle.over:
@@ -183,6 +204,7 @@ class EngineClient:
             while True:
                 messages = await _receive(channel, limit)
                 limit = self._heartbeat_timeout or float("inf")
+                self.vitals.hear()
                 for message in messages:
                     self._handle(message)
         except PeerGone as reason:
@@ -190,6 +212,7 @@ class EngineClient:
             logger.log(logging.WARNING if self.ready else logging.DEBUG, "engine at %s: %s", self._path, reason)
         except TimeoutError:
             logger.error("engine at %s: no sign of life for %.1f s", self._path, limit)
+            self.vitals.fall_silent()
 
     def _handle(self, message: wire.FromEngine) -> None:
         match message:
@@ -202,14 +225,14 @@ class EngineClient:
                     handle.admit()
             case wire.Refused(request=number):
                 if (handle := self._match(number, HandleState.ASKED)) is not None:
-                    del self._open[number]
+                    self._close(handle)
                     handle.refuse(message)
             case wire.Ended(request=number):
                 if (handle := self._match(number, HandleState.ADMITTED)) is not None:
-                    del self._open[number]
+                    self._close(handle)
                     handle.end(message)
-            case wire.Heartbeat(outstanding_tokens=tokens):
-                self.outstanding_tokens = tokens
+            case wire.Heartbeat():
+                self._beat(message)
             case wire.LedgerReply(sequence=sequence, ledger=ledger):
                 self._note_ledger(sequence, ledger)
             case wire.Ready(card=card):
@@ -226,10 +249,26 @@ class EngineClient:
         self.unmatched_messages += 1
         return None
 
+    def _close(self, handle: GenerationHandle) -> None:
+        del self._open[handle.number]
+        self.vitals.ended(handle.tokens)
+
+    def _beat(self, heartbeat: wire.Heartbeat) -> None:
+        before = self.vitals.health
+        self.vitals.beat(heartbeat)
+        if self.vitals.health is before:
+            return
+        if self.vitals.health is Health.STUCK:
+            logger.error("engine at %s: a step does not end, after %.0f s", self._path, heartbeat.step_age)
+            for number in self._open:
+                self._send(wire.Cancel(request=number, outcome=Outcome.UNAVAILABLE))
+            self._lose_open()
+        self._set_card(self._card)
+
     def _set_card(self, card: wire.ModelCard | None) -> None:
-        """`_became_ready` is set while there is a card; those who wait for it keep the event that will be set."""
-        self.card = card
-        if card is not None:
+        """`_became_ready` is set while it is ready; those who wait for it keep the event that will be set."""
+        self._card = card
+        if self.ready:
             self._became_ready.set()
         elif self._became_ready.is_set():
             self._became_ready = anyio.Event()
@@ -242,9 +281,12 @@ class EngineClient:
 
     def _lose(self) -> None:
         """The connection is gone, and with it all that the engine held for this process."""
+        self.vitals.disconnect()
         self._set_card(None)
-        self.outstanding_tokens = 0
         self._outbox = None
+        self._lose_open()
+
+    def _lose_open(self) -> None:
         lost, self._open = self._open, {}
         for handle in lost.values():
             handle.lose()
@@ -262,6 +304,7 @@ async def _receive(channel: Channel[wire.FromEngine], limit: float) -> list[wire
         return await channel.receive()
 
 
-def _unavailable() -> Refusal:
+def unavailable() -> Refusal:
+    """No engine is there to admit a request."""
     message = "the engine is not ready; try again shortly"
     return Refusal(Outcome.UNAVAILABLE, "engine_unavailable", message, 1.0)

@@ -50,10 +50,14 @@ class HandleState(Enum):
 
 
 class GenerationHandle:
-    """See the module's docstring. `finish` is called when the handler needs no more of an item."""
+    """See the module's docstring. `finish` is called when the handler needs no more of an item.
 
-    def __init__(self, number: int, finish: Callable[[int], None]) -> None:
+    `tokens` are those of its prompts.
+    """
+
+    def __init__(self, number: int, finish: Callable[[int], None], tokens: int = 0) -> None:
         self.number = number
+        self.tokens = tokens
         self.state = HandleState.ASKED
         self._finish = finish
         self._outputs: list[ItemOutput] = []
