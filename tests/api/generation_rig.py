@@ -14,10 +14,13 @@ from tenure.api.context import ApiSettings, AppContext
 from tenure.api.limits import HttpLimits
 from tenure.api.text_model import GenerationDefaults, TextModel
 from tenure.client import EndOfGeneration, Fleet, GenerationFailed, Refusal, Served
+from tenure.models.profile import ModelProfile
 from tenure.outcomes import FinishReason, Outcome
 from tenure.process.counters import CountersSnapshot
 from tenure.sampling import TokenLogprobs
 from tenure.text.chat_template import ChatTemplate
+from tenure.text.frame import Frame
+from tenure.text.pairs import PairTemplate
 from tenure.wire.messages import ItemOutput, ModelCard, Submit
 
 BEGIN, END, VOCABULARY = 256, 257, 260
@@ -33,15 +36,21 @@ class ByteTokenizer:
     truncation_side = "right"
     chat_template = TEMPLATE
 
-    def __init__(self, begins: bool = False) -> None:
+    def __init__(self, begins: bool = False, ends: bool = False) -> None:
         self.bos_token_id = BEGIN if begins else None
+        before, after = ((BEGIN,) if begins else ()), ((END,) if ends else ())
+        self.frame = Frame(before, after)
+        self.pair_template = PairTemplate(before, after, after, typed_between=len(after), typed=ends)
         self.encoded_by: set[int] = set()
         """Identities of the threads that encoded something."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        (own,) = self.encode_plain([text])
+        return self.frame.around(own) if add_special_tokens else own
+
+    def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
         self.encoded_by.add(threading.get_ident())
-        begin = [BEGIN] if add_special_tokens and self.bos_token_id is not None else []
-        return begin + list(text.encode())
+        return [list(text.encode()) for text in texts]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = [i for i in ids if not (skip_special_tokens and self.is_special(i))]
@@ -195,21 +204,23 @@ class Rig:
         defaults: GenerationDefaults | None = None,
         settings: ApiSettings | None = None,
         tasks: Sequence[str] = ("generate",),
+        profile: ModelProfile | None = None,
+        tokenizer: ByteTokenizer | None = None,
         **card,
     ) -> None:
         self.engine = FakeEngine(script, **card)
         self.counts = Counts()
-        tokenizer = ByteTokenizer(begins)
         text = TextModel(
             name="tiny",
-            tokenizer=tokenizer,
+            tokenizer=tokenizer or ByteTokenizer(begins),
             template=ChatTemplate(TEMPLATE, {}),
             eos_token_ids=(END,),
             defaults=defaults or GenerationDefaults(),
             created=1700000000,
+            profile=profile or ModelProfile(tasks=tuple(tasks)),
         )
         self.context = AppContext(
-            fleet=Fleet([Served(("tiny", "alias"), [self.engine], tasks)]),
+            fleet=Fleet([Served(("tiny", "alias"), [self.engine], text.profile.tasks)]),
             texts={"tiny": text},
             settings=settings or ApiSettings(version="0.0"),
             counts=self.counts.snapshot,

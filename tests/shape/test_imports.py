@@ -9,13 +9,13 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "tenure"
 
-VOCABULARY = {"errors", "outcomes", "sampling", "source", "gguf_file", "config", "__init__"}
+VOCABULARY = {"errors", "outcomes", "sampling", "pooling", "source", "gguf_file", "config", "__init__"}
 ALLOWED = {
-    "core": {"core", "errors", "outcomes", "sampling"},
-    "wire": {"wire", "errors", "outcomes", "sampling"},
+    "core": {"core", "errors", "outcomes", "sampling", "pooling"},
+    "wire": {"wire", "errors", "outcomes", "sampling", "pooling"},
     "text": {"text", *VOCABULARY},
     "client": {"client", "wire", "errors", "outcomes", "sampling"},
-    "api": {"api", "client", "text", "wire", "process", "models.config", *VOCABULARY},
+    "api": {"api", "client", "text", "wire", "process", "models.config", "models.profile", *VOCABULARY},
     "kernels": {"kernels", *VOCABULARY},
     "layers": {"layers", "kernels", *VOCABULARY},
     "kv": {"kv", *VOCABULARY},

@@ -90,7 +90,7 @@ class Call:
 
     async def respond_error(self, error: ApiError) -> None:
         """Send an error envelope. Handlers raise instead."""
-        await self.respond(error.status, error.body(), headers=error.headers)
+        await self.respond(error.status, error.body(self._visit.arrival.route.dialect), headers=error.headers)
 
     def explain(self, exc: Exception) -> ApiError:
         """The caller's view of a failure; a bug is `internal_error`, without details."""

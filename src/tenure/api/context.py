@@ -18,6 +18,8 @@ class ApiSettings:
     max_logprobs: int = 20
     """-1 lets a request ask for the whole vocabulary."""
     max_prompts: int = 1024
+    max_inputs: int = 8192
+    """Texts of one request for embeddings, scores or classes; the engine's gate may admit fewer."""
     thread_above: int = 8192
     """Bytes of a body, or of a response with logprobs, from which the work on it leaves the event loop."""
     seed: int | None = None

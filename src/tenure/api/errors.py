@@ -6,6 +6,7 @@ number that JSON cannot carry is quoted.
 
 import math
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 
 import msgspec
 
@@ -15,6 +16,14 @@ from tenure.outcomes import Outcome
 MAX_ECHO_CHARACTERS = 200
 MAX_MESSAGE_CHARACTERS = 4000
 DEFAULT_RETRY_AFTER = 1.0
+
+
+class Dialect(StrEnum):
+    """What a route's clients read of an error beside the envelope."""
+
+    PLAIN = "plain"
+    RERANK = "rerank"
+    """The text again, on top: `detail` is read by Jina's clients, `message` by Cohere's."""
 
 
 class ApiError(TenureError):
@@ -49,9 +58,11 @@ class ApiError(TenureError):
             return self._headers
         return {**self._headers, "retry-after": str(max(1, math.ceil(self.retry_after)))}
 
-    def body(self) -> bytes:
+    def body(self, dialect: Dialect = Dialect.PLAIN) -> bytes:
         """The JSON envelope."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        if dialect is Dialect.RERANK:
+            return msgspec.json.encode({"error": error, "detail": self.message, "message": self.message})
         return msgspec.json.encode({"error": error})
 
     def event(self) -> bytes:
@@ -197,4 +208,4 @@ def from_outcome(
         case Outcome.STALLED:
             return client_stalled()
         case _:
-            return internal_error()
+            return internal_error(message) if message else internal_error()

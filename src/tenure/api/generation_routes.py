@@ -40,7 +40,7 @@ class GenerationHandler(Generic[RequestT]):
         request = decode_body(call.body, self.decoder)
         for name in guided_fields(request):
             context.notices.ignored_field(name)
-        chosen = select_model(call, request.model)
+        chosen = select_model(call, request.model, "generate")
         priority = call.headers.get("x-vllm-priority")
         job = await in_thread_if_long(
             lambda: self.validate(request, chosen.text, chosen.window, context.settings, priority),

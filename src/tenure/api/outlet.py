@@ -62,7 +62,7 @@ class Outlet:
             self._connection.abort()
 
     async def _whole(self, error: ApiError) -> None:
-        body = error.body()
+        body = error.body(self._visit.arrival.route.dialect)
         fields = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
         headers = [(name.encode(), value.encode("latin-1")) for name, value in fields.items()]
         await self.send({"type": "http.response.start", "status": error.status, "headers": headers})

@@ -20,21 +20,21 @@ class Truncation:
     side: str
 
 
-def split_prompts(prompt: PromptField | None, max_prompts: int) -> list[TextOrIds]:
-    """Return the prompts of a completion body: a text, texts, token ids or lists of token ids."""
+def split_prompts(prompt: PromptField | None, max_prompts: int, param: str = "prompt") -> list[TextOrIds]:
+    """Return the prompts that the field `param` holds: a text, texts, token ids or lists of token ids."""
     if prompt is None:
-        raise invalid_request("`prompt` is required.", "prompt")
+        raise invalid_request(f"`{param}` is required.", param)
     if isinstance(prompt, str):
         return [prompt]
     if all(isinstance(entry, (int, float)) for entry in prompt):
         return [prompt]  # type: ignore[list-item]
     if len(prompt) > max_prompts:
-        raise invalid_request(f"`prompt` takes at most {max_prompts} prompts.", "prompt")
+        raise invalid_request(f"`{param}` takes at most {max_prompts} entries.", param)
     texts = sum(isinstance(entry, str) for entry in prompt)
     lists = sum(isinstance(entry, list) for entry in prompt)
     if len(prompt) in (texts, lists):
         return list(prompt)  # type: ignore[arg-type]
-    raise invalid_request("`prompt` must be a string, strings, token ids, or lists of token ids.", "prompt")
+    raise invalid_request(f"`{param}` must be a string, strings, token ids, or lists of token ids.", param)
 
 
 def tokenise(

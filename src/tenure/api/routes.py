@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tenure.api.errors import Dialect
+
 if TYPE_CHECKING:
     from tenure.api.call import Call
 
@@ -26,6 +28,8 @@ class Route:
     open_without_key: bool = False
     body: bool = False
     """Takes a JSON body: media type, size, nesting and time are checked before the handler runs."""
+    dialect: Dialect = Dialect.PLAIN
+    """Of its errors, those of the guard included."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,6 @@ from tenure.api.text_model import TextModel
 from tenure.api.window import Window, window_of
 from tenure.client import EngineClient, Served
 
-TASK = "generate"
-
 
 @dataclass(frozen=True)
 class Chosen:
@@ -18,13 +16,13 @@ class Chosen:
     engine: EngineClient
 
 
-def select_model(call: Call, name: str | None) -> Chosen:
-    """Return the model called `name` (or the first that generates) and an engine of it.
+def select_model(call: Call, name: str | None, *tasks: str) -> Chosen:
+    """Return the model called `name`, or the first, that can do one of `tasks` (any, if none are given), and an engine.
 
     Raises ModelNotFound, ModelNotSupported, and a 503 while the engine is not ready.
     """
     context = call.context
-    served = context.fleet.resolve(name or None, TASK)
+    served = context.fleet.resolve(name or None, *tasks)
     call.model = served.name
     engine = _engine(served, call.data_parallel_rank)
     card = engine.card

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from tenure.api.ranges import RANGES
 from tenure.errors import ResourceError
+from tenure.models.profile import ModelProfile
 from tenure.source import ResolvedSource
 from tenure.text.chat_template import ChatTemplate
 from tenure.text.tokenizer import Tokenizer, load_tokenizer
@@ -37,6 +38,8 @@ class TextModel:
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     created: int = 0
     """Unix seconds, as `/v1/models` reports it."""
+    profile: ModelProfile = field(default_factory=lambda: ModelProfile(tasks=("generate",)))
+    """What the model can do, and how it is to be used."""
 
 
 def load_text_model(name: str, source: ResolvedSource, defaults: Mapping[str, float], created: int) -> TextModel:

@@ -85,20 +85,18 @@ class Fleet:
     def ready(self) -> bool:
         return all(served.ready for served in self.models)
 
-    def resolve(self, name: str | None, task: str) -> Served:
-        """The model called `name`, or the first that supports `task`. Raises ModelNotFound, ModelNotSupported."""
-        if not name:
-            for served in self.models:
-                if task in served.tasks:
-                    return served
-            first = self.models[0]
-            raise ModelNotSupported(first.name, task, first.tasks)
-        if name not in self._by_name:
+    def resolve(self, name: str | None, *tasks: str) -> Served:
+        """The model called `name`, or the first, that supports one of `tasks`; none are asked for when none are given.
+
+        Raises ModelNotFound, ModelNotSupported.
+        """
+        if name and name not in self._by_name:
             raise ModelNotFound(name, self.names)
-        served = self._by_name[name]
-        if task not in served.tasks:
-            raise ModelNotSupported(name, task, served.tasks)
-        return served
+        candidates = (self._by_name[name],) if name else self.models
+        for served in candidates:
+            if not tasks or set(tasks) & set(served.tasks):
+                return served
+        raise ModelNotSupported(name or candidates[0].name, " or ".join(tasks), candidates[0].tasks)
 
     async def run(self) -> None:
         """Keep the connections to all engines up until cancelled."""

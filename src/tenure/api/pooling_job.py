@@ -1,0 +1,82 @@
+"""A validated request for pooled vectors, and how it is run: one request of the engine for the whole HTTP request.
+
+So it is admitted whole or refused whole, and cancelled whole: leaving `run_pooling` early ends every item in the engine
+before the scope is left.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tenure.api.call import Call
+from tenure.api.errors import internal_error
+from tenure.api.text_model import TextModel
+from tenure.client import EndOfGeneration, EngineClient
+from tenure.pooling import Pooled, PoolingParams
+from tenure.sampling import SamplingParams
+from tenure.wire.messages import Submit
+
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PoolingJob:
+    """Everything that the engine needs; nothing later can find fault with it."""
+
+    model: TextModel
+    prompts: Sequence[list[int]]
+    """Token ids with the special tokens; none is empty or too long."""
+    params: PoolingParams
+    segments: Sequence[int] = ()
+    """Per prompt, how many of its first tokens are the first text of a pair; empty when no prompt is a pair."""
+    priority: int = 0
+    cache_salt: str = ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    def submit(self, public_id: str, label: str) -> Submit:
+        """The engine's order; the client draws the request number."""
+        return Submit(
+            request=0,
+            public_id=public_id,
+            prompts=list(self.prompts),
+            sampling=SamplingParams(max_tokens=0),
+            label=label,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            pooling=self.params,
+            segments=list(self.segments),
+        )
+
+
+async def run_pooling(call: Call, engine: EngineClient, job: PoolingJob, public_id: str) -> list[Vectors]:
+    """Return what the engine makes of each prompt, in order: (width,), or (tokens, width) where the task asks for that.
+
+    All numbers are finite: what is not is a 500. Raises what the engine client raises for a refusal or an end.
+    """
+    found: dict[int, Pooled] = {}
+    async with engine.open(job.submit(public_id, call.label)) as handle:
+        try:
+            while True:
+                for output in await handle.receive():
+                    if output.pooled is not None:
+                        found[output.index] = output.pooled
+        except EndOfGeneration:
+            pass
+    missing = len(job.prompts) - len(found)
+    if missing:
+        raise RuntimeError(f"the engine ended a pooling request with {missing} items unanswered")
+    return [_vectors(found[index], job) for index in range(len(job.prompts))]
+
+
+def _vectors(pooled: Pooled, job: PoolingJob) -> Vectors:
+    numbers: Vectors = np.frombuffer(pooled.data, dtype="<f4").astype(np.float32, copy=False)
+    if not np.isfinite(numbers).all():
+        raise internal_error("The model gave a number that is not finite (NaN or infinity).")
+    if not job.params.task.every_token:
+        return numbers
+    return numbers.reshape(pooled.rows, -1)

@@ -1,0 +1,115 @@
+"""From the texts or token ids of a body to what a model reads: cut, framed by special tokens, short enough; or a 400.
+
+A text is cut by its own tokens, as Hugging Face's tokenizers do, so that the special tokens around it are always whole.
+Pure, and as slow as the texts are long: call `api.threads` where they may be.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tenure.api.errors import context_length_exceeded, invalid_request
+from tenure.api.prompts import TextOrIds, Truncation
+from tenure.api.ranges import check_ids
+from tenure.api.text_model import TextModel
+from tenure.api.window import Window
+from tenure.text.frame import Frame
+
+
+@dataclass(frozen=True)
+class Framed:
+    """A text by its own tokens, and the special ones that belong around it."""
+
+    frame: Frame
+    own: list[int]
+
+    @property
+    def size(self) -> int:
+        return self.frame.size + len(self.own)
+
+    @property
+    def ids(self) -> list[int]:
+        return self.frame.around(self.own)
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """How the inputs of one request become what the model reads."""
+
+    model: TextModel
+    vocabulary_size: int
+    longest: int
+    """Most tokens of an input, special ones included, after it was cut."""
+    truncation: Truncation | None = None
+    add_special_tokens: bool = True
+    prompt: str = ""
+    """Goes in front of every text, and not of token ids."""
+
+
+def text_window(model: TextModel, window: Window) -> int:
+    """The most tokens, special ones included, that the model reads at a time."""
+    recommended = model.profile.max_length
+    return window.capacity if recommended is None else min(window.capacity, recommended)
+
+
+def read_truncation(limit: int | None, side: str | None, model: TextModel, window: int) -> Truncation | None:
+    """Read the truncation fields: null leaves texts as they are, -1 cuts them to `window`."""
+    if side is not None and side not in ("left", "right"):
+        raise invalid_request("`truncation_side` must be `left` or `right`.", "truncation_side")
+    if limit is None:
+        return None
+    if limit == 0:
+        raise invalid_request("`truncate_prompt_tokens` of 0 leaves no tokens.", "truncate_prompt_tokens")
+    if limit > window:
+        message = f"`truncate_prompt_tokens` must not exceed the {window} tokens that the model reads at a time."
+        raise invalid_request(message, "truncate_prompt_tokens")
+    return Truncation(window if limit == -1 else limit, side or model.tokenizer.truncation_side)
+
+
+def tokenise_inputs(inputs: Sequence[TextOrIds], rules: TextRules, param: str) -> list[Framed]:
+    """Return the inputs as the model reads them, in order. `param` is the field that they stand in.
+
+    Raises a 400 that names the position of an input without tokens, with ids that are none, or too long.
+    """
+    frame = rules.model.tokenizer.frame if rules.add_special_tokens else Frame()
+    texts = [rules.prompt + given for given in inputs if isinstance(given, str)]
+    encoded = iter(rules.model.tokenizer.encode_plain(texts) if texts else ())
+    framed = []
+    for position, given in enumerate(inputs):
+        name = param if len(inputs) == 1 else f"{param}[{position}]"
+        if isinstance(given, str):
+            whole = Framed(frame, next(encoded))
+        else:
+            whole = _of_ids(check_ids(name, given, rules.vocabulary_size), rules.model.tokenizer.frame)
+        cut = whole if rules.truncation is None else truncate(whole, rules.truncation)
+        _check(cut, rules, name, param)
+        framed.append(cut)
+    return framed
+
+
+def truncate(framed: Framed, truncation: Truncation) -> Framed:
+    """Cut a text to the limit, its special tokens included. Raises a 400 when they leave no room for the text."""
+    if framed.size <= truncation.limit:
+        return framed
+    room = truncation.limit - framed.frame.size
+    if room < 1:
+        special = framed.frame.size
+        message = (
+            f"The limit of {truncation.limit} tokens leaves no room beside the {special} special tokens of a text."
+        )
+        raise invalid_request(message, "truncate_prompt_tokens")
+    own = framed.own
+    return Framed(framed.frame, own[:room] if truncation.side == "right" else own[len(own) - room :])
+
+
+def _of_ids(ids: list[int], frame: Frame) -> Framed:
+    """Token ids as they are; special tokens at their ends are known for such."""
+    inside = frame.inside(ids)
+    return Framed(Frame(), ids) if inside is None else Framed(frame, inside)
+
+
+def _check(framed: Framed, rules: TextRules, name: str, param: str) -> None:
+    if framed.size == 0:
+        raise invalid_request(f"`{name}` has no tokens.", param)
+    if framed.size > rules.longest:
+        message = f"`{name}` has {framed.size} tokens, but at most {rules.longest} are read of one input."
+        raise context_length_exceeded(f"{message} Please reduce the length of the input prompt.", param)
