@@ -106,6 +106,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "host": (("--host", "0.0.0.0"), "0.0.0.0"),
     "port": (("--port", "0"), 0),
     "served_model_name": (("--served-model-name", "a", "b"), ["a", "b"]),
+    "task": (("--task", "embed"), ["embed"]),
     "dtype": (("--dtype", "bfloat16"), "bfloat16"),
     "max_model_len": (("--max-model-len", "100"), 100),
     "max_num_seqs": (("--max-num-seqs", "3"), 3),
