@@ -14,6 +14,7 @@ from tenure.api.context import ApiSettings, AppContext
 from tenure.api.limits import HttpLimits
 from tenure.api.text_model import GenerationDefaults, TextModel
 from tenure.client import EndOfGeneration, Fleet, GenerationFailed, Refusal, Served
+from tenure.client.vitals import Vitals
 from tenure.models.profile import ModelProfile
 from tenure.outcomes import FinishReason, Outcome
 from tenure.process.counters import CountersSnapshot
@@ -139,6 +140,7 @@ class FakeEngine:
             num_blocks=num_blocks,
             dtype="float32",
         )
+        self.vitals = Vitals()
         self.submitted: list[Submit] = []
         self.handles: list[FakeHandle] = []
         self.refusal: Refusal | None = None

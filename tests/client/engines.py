@@ -11,7 +11,8 @@ import anyio
 import msgspec
 from anyio.abc import SocketListener
 
-from tenure.client import EngineClient
+from tenure.client import EngineClient, Opener
+from tenure.client.generation import GenerationHandle
 from tenure.outcomes import Outcome
 from tenure.sampling import SamplingParams
 from tenure.wire import messages as wire
@@ -110,6 +111,32 @@ async def bench(**options: Any) -> AsyncIterator[Bench]:
                     for conversation in rig.conversations:
                         await conversation.hang_up()
         assert client.open_requests == 0
+
+
+class Stream:
+    """A task that receives until its request ends, and how that was."""
+
+    def __init__(self, client: Opener, submit: wire.Submit = SUBMIT) -> None:
+        self.ended: Exception | None = None
+        self.admitted = anyio.Event()
+        self.handle: GenerationHandle | None = None
+        self.tokens: list[int] = []
+        self._client = client
+        self._submit = submit
+
+    async def run(self) -> None:
+        try:
+            async with self._client.open(self._submit) as self.handle:
+                self.admitted.set()
+                while True:
+                    self.tokens += [token for item in await self.handle.receive() for token in item.tokens]
+        except Exception as error:
+            self.ended = error
+
+
+async def run_within(scope: anyio.CancelScope, stream: Stream) -> None:
+    with scope:
+        await stream.run()
 
 
 class ObedientEngine:

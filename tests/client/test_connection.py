@@ -9,33 +9,13 @@ import anyio
 import msgspec
 import pytest
 
-from tenure.client import EngineClient, GenerationFailed, Refusal
-from tenure.client.generation import GenerationHandle, HandleState
+from tenure.client import GenerationFailed, Refusal
+from tenure.client.generation import HandleState
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
-from tests.client.engines import SUBMIT, Bench, Conversation, bench, output
+from tests.client.engines import Bench, Conversation, Stream, bench, output, run_within
 from tests.tasks import run, until
 from tests.wire.samples import CARD, LEDGER
-
-
-class Stream:
-    """A task that receives until its request ends, and how that was."""
-
-    def __init__(self, client: EngineClient) -> None:
-        self.ended: Exception | None = None
-        self.admitted = anyio.Event()
-        self.handle: GenerationHandle | None = None
-        self.tokens: list[int] = []
-        self._client = client
-
-    async def run(self) -> None:
-        try:
-            async with self._client.open(SUBMIT) as self.handle:
-                self.admitted.set()
-                while True:
-                    self.tokens += [token for item in await self.handle.receive() for token in item.tokens]
-        except Exception as error:
-            self.ended = error
 
 
 async def opened(engine: Conversation, stream: Stream) -> int:
@@ -71,7 +51,7 @@ def test_all_open_requests_end_when_the_engine_is_lost(how: str) -> None:
                     await opened(engine, stream)
                 group.start_soon(asked.run)
                 await engine.hear(wire.Submit)
-                group.start_soon(_run_within, cancelled, Stream(rig.client))
+                group.start_soon(run_within, cancelled, Stream(rig.client))
                 await engine.hear(wire.Submit)
                 cancelled.cancel()
                 await engine.hear(wire.Cancel)
@@ -90,11 +70,6 @@ def test_all_open_requests_end_when_the_engine_is_lost(how: str) -> None:
             await _serves_again(rig)
 
     run(scenario)
-
-
-async def _run_within(scope: anyio.CancelScope, stream: Stream) -> None:
-    with scope:
-        await stream.run()
 
 
 async def _serves_again(rig: Bench) -> None:

@@ -1,14 +1,16 @@
 """Which model and which engine a request goes to."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import anyio
 import msgspec
 import pytest
 
-from tenure.client import Fleet, ModelNotFound, ModelNotSupported, Served
+from tenure.client import EndOfGeneration, Fleet, ModelNotFound, ModelNotSupported, Refusal, Served
+from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
-from tests.client.engines import bench
+from tests.client.engines import SUBMIT, Bench, Conversation, Stream, bench, output, run_within
 from tests.tasks import run, until
 from tests.wire.samples import CARD, LEDGER
 
@@ -62,32 +64,189 @@ def test_a_model_that_cannot_do_it(name: str | None, task: str) -> None:
     assert caught.value.name == (name or "embedder")
 
 
+class Rigs:
+    """Some engines of one model, and a task for each request of it."""
+
+    def __init__(self, rigs: Sequence[Bench]) -> None:
+        self.rigs = rigs
+        self.model = Served(["tiny"], [rig.client for rig in rigs], ["generate"])
+        self.engines: list[Conversation] = []
+
+    async def ready(self) -> None:
+        self.engines = [await rig.accept_ready() for rig in self.rigs]
+
+    async def beat(self, *tokens: int) -> None:
+        for rig, engine, count in zip(self.rigs, self.engines, tokens, strict=True):
+            await engine.say(wire.Heartbeat(step=1, outstanding_tokens=count))
+            await until(lambda rig=rig, count=count: rig.client.outstanding_tokens == count)  # type: ignore[misc]
+
+    async def taken_by(self, index: int) -> int:
+        """The number of the request that this engine has been asked for."""
+        return (await self.engines[index].hear(wire.Submit)).request
+
+    async def refuse(self, index: int, outcome: Outcome, code: str, retry_after: float | None = None) -> None:
+        number = await self.taken_by(index)
+        await self.engines[index].say(
+            wire.Refused(request=number, outcome=outcome, code=code, message=f"by {index}", retry_after=retry_after)
+        )
+
+    @property
+    def open_requests(self) -> list[int]:
+        return [rig.client.open_requests for rig in self.rigs]
+
+
+@asynccontextmanager
+async def three() -> AsyncIterator[Rigs]:
+    async with bench() as first, bench() as second, bench() as third:
+        yield Rigs((first, second, third))
+
+
 def test_the_engine_with_the_least_outstanding_is_taken() -> None:
-    """Of those that are ready; the number of open requests decides between equals."""
+    """By their last words and by what was sent since; the number of open requests decides between equals."""
 
     async def scenario() -> None:
-        async with bench() as first, bench() as second, bench() as third:
-            model = Served(["tiny"], [first.client, second.client, third.client], ["generate"])
-            assert model.engine in model.engines  # none is ready: whichever it is refuses
+        async with three() as rigs:
+            await rigs.ready()
+            await rigs.beat(50, 40, 45)
+            prompt = msgspec.structs.replace(SUBMIT, prompts=[[1] * 4, [2] * 3])
+            async with anyio.create_task_group() as group:
+                for index in (1, 2, 1, 0):  # 40, then 47 beside 45, then 47 beside 52, then 50 beside 54 and 52
+                    group.start_soon(Stream(rigs.model, prompt).run)
+                    await rigs.taken_by(index)
+                await rigs.beat(0, 0, 0)
+                group.start_soon(Stream(rigs.model, prompt).run)
+                await rigs.taken_by(0)  # each has one or two open: the first of those with one
+                for engine in rigs.engines:
+                    await engine.hang_up()
+
+    run(scenario)
+
+
+def test_what_has_ended_is_no_load() -> None:
+    async def scenario() -> None:
+        async with three() as rigs:
+            await rigs.ready()
+            await rigs.beat(0, 1, 2)
+            for _ in range(3):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(Stream(rigs.model).run)
+                    number = await rigs.taken_by(0)
+                    ended = wire.Ended(request=number, outcome=Outcome.OK)
+                    await rigs.engines[0].say(wire.Admitted(request=number), ended)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("outcome", "code"), [(Outcome.QUEUE_FULL, "queue_full"), (Outcome.UNAVAILABLE, "x")])
+def test_the_others_are_asked_before_a_refusal_is_given(outcome: Outcome, code: str) -> None:
+    """In the order of their load, and one at a time: whoever has refused holds nothing of it."""
+
+    async def scenario() -> None:
+        async with three() as rigs:
+            await rigs.ready()
+            await rigs.beat(30, 10, 20)
+            stream = Stream(rigs.model)
+            async with anyio.create_task_group() as group:
+                group.start_soon(stream.run)
+                await rigs.refuse(1, outcome, code)
+                await rigs.refuse(2, outcome, code)
+                number = await rigs.taken_by(0)
+                assert rigs.open_requests == [1, 0, 0]
+                assert not stream.admitted.is_set()
+                await rigs.engines[0].say(wire.Admitted(request=number), output(number, 7))
+                await stream.admitted.wait()
+                await rigs.engines[0].say(wire.Ended(request=number, outcome=Outcome.OK))
+            assert stream.tokens == [7]
+            assert isinstance(stream.ended, EndOfGeneration)
+
+    run(scenario)
+
+
+def test_when_all_refuse_the_one_that_promises_room_soonest_is_heard() -> None:
+    """A full engine is an answer; one that is not there says nothing of the model."""
+
+    async def scenario() -> None:
+        async with three() as rigs:
+            await rigs.ready()
+            await rigs.beat(1, 2, 3)
+            stream = Stream(rigs.model)
+            async with anyio.create_task_group() as group:
+                group.start_soon(stream.run)
+                await rigs.refuse(0, Outcome.QUEUE_FULL, "queue_full", 9.0)
+                await rigs.refuse(1, Outcome.UNAVAILABLE, "engine_unavailable", 1.0)
+                await rigs.refuse(2, Outcome.QUEUE_FULL, "queue_full", 4.0)
+            assert isinstance(stream.ended, Refusal)
+            assert (stream.ended.code, stream.ended.retry_after) == ("queue_full", 4.0)
+            assert rigs.open_requests == [0, 0, 0]
+
+    run(scenario)
+
+
+def test_what_no_engine_could_take_is_refused_by_the_first() -> None:
+    async def scenario() -> None:
+        async with three() as rigs:
+            await rigs.ready()
+            await rigs.beat(5, 5, 4)
+            stream = Stream(rigs.model)
+            async with anyio.create_task_group() as group:
+                group.start_soon(stream.run)
+                await rigs.refuse(2, Outcome.INVALID, "invalid_request")
+            assert isinstance(stream.ended, Refusal)
+            assert stream.ended.code == "invalid_request"
+
+    run(scenario)
+
+
+def test_an_engine_that_dies_before_it_answers_is_passed_over() -> None:
+    """So are those that are not ready; without any the refusal says so."""
+
+    async def scenario() -> None:
+        async with three() as rigs:
+            model = rigs.model
+            stream = Stream(model)
+            await stream.run()
+            assert isinstance(stream.ended, Refusal)
+            assert (stream.ended.outcome, stream.ended.code) == (Outcome.UNAVAILABLE, "engine_unavailable")
             assert not model.ready
             assert model.card is None
-            spoken = [await rig.accept_ready() for rig in (second, third)]
-            for engine, tokens in zip(spoken, (50, 40), strict=True):
-                await engine.say(wire.Heartbeat(step=1, outstanding_tokens=tokens))
-            await until(lambda: second.client.outstanding_tokens == 50)
-            await until(lambda: third.client.outstanding_tokens == 40)
-            assert model.engine is third.client
-            assert model.card == CARD
-            await spoken[1].say(wire.Heartbeat(step=2, outstanding_tokens=60))
-            await until(lambda: third.client.outstanding_tokens == 60)
-            assert model.engine is second.client
-            await spoken[0].hang_up()
-            await until(lambda: not second.client.ready)
-            assert model.engine is third.client
-            await first.accept_ready()
-            await second.accept_ready("again")
+            await rigs.ready()
             assert model.ready
-            assert model.engine is first.client
+            await rigs.engines[0].hang_up()
+            await until(lambda: not model.ready)
+            assert model.card == CARD
+            stream = Stream(model)
+            async with anyio.create_task_group() as group:
+                group.start_soon(stream.run)
+                await rigs.taken_by(1)
+                await rigs.engines[1].hang_up()
+                number = await rigs.taken_by(2)
+                await rigs.engines[2].say(wire.Admitted(request=number), output(number, 3))
+                await rigs.engines[2].say(wire.Ended(request=number, outcome=Outcome.OK))
+            assert stream.tokens == [3]
+
+    run(scenario)
+
+
+def test_a_caller_that_leaves_while_the_second_engine_is_asked() -> None:
+    """The one that holds the request is told, and nobody else."""
+
+    async def scenario() -> None:
+        async with three() as rigs:
+            await rigs.ready()
+            await rigs.beat(1, 2, 3)
+            scope = anyio.CancelScope()
+            async with anyio.create_task_group() as group:
+                group.start_soon(run_within, scope, Stream(rigs.model))
+                await rigs.refuse(0, Outcome.QUEUE_FULL, "queue_full", 1.0)
+                number = await rigs.taken_by(1)
+                scope.cancel()
+                cancel = await rigs.engines[1].hear(wire.Cancel)
+                assert (cancel.request, cancel.outcome) == (number, Outcome.CLIENT_CANCELLED)
+                ended = wire.Ended(request=number, outcome=Outcome.CLIENT_CANCELLED)
+                await rigs.engines[1].say(wire.Admitted(request=number), ended)
+            assert rigs.open_requests == [0, 0, 0]
+            await rigs.model.engines[2].ledger(timeout=0)
+            await rigs.engines[2].hear(wire.AskLedger)  # and nothing before it
 
     run(scenario)
 

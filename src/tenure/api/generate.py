@@ -12,7 +12,7 @@ from tenure.api.reply import ChunkType, ChunkWriter, ReplyHead, fingerprint
 from tenure.api.response_types import Usage
 from tenure.api.sse import EventStream
 from tenure.api.threads import in_thread_if_long
-from tenure.client import EndOfGeneration, EngineClient, GenerationHandle
+from tenure.client import EndOfGeneration, GenerationHandle, Opener
 from tenure.wire.messages import ItemOutput
 
 FIRST_TOKEN_SECONDS = "time_to_first_token_seconds"
@@ -36,7 +36,7 @@ class Format:
     body: Callable[[Job, ReplyHead, Sequence[Record], Usage], bytes]
 
 
-async def run_job(call: Call, engine: EngineClient, job: Job, form: Format) -> None:
+async def run_job(call: Call, engine: Opener, job: Job, form: Format) -> None:
     """Answer `call` with what `engine` makes of `job`. A refusal is raised before anything is sent."""
     version = call.context.settings.version
     head = ReplyHead(form.id_prefix + call.request_id, int(time.time()), job.model.name, fingerprint(version))

@@ -97,7 +97,10 @@ async def show_model(call: Call) -> None:
 
 
 async def health(call: Call) -> None:
-    """Liveness: also while models load and while the server drains."""
+    """Liveness: also while models load, while the server drains, and while a lost engine is being started again."""
+    lost = [served.name for served in call.context.fleet.models if served.beyond_help]
+    if lost:
+        raise engine_unavailable(f"An engine does not answer, and is not started again: {', '.join(lost)}.")
     await call.respond(200, b"")
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tenure.api.call import Call
 from tenure.api.errors import internal_error
 from tenure.api.text_model import TextModel
-from tenure.client import EndOfGeneration, EngineClient
+from tenure.client import EndOfGeneration, Opener
 from tenure.pooling import Pooled, PoolingParams
 from tenure.sampling import SamplingParams
 from tenure.wire.messages import Submit
@@ -53,7 +53,7 @@ class PoolingJob:
         )
 
 
-async def run_pooling(call: Call, engine: EngineClient, job: PoolingJob, public_id: str) -> list[Vectors]:
+async def run_pooling(call: Call, engine: Opener, job: PoolingJob, public_id: str) -> list[Vectors]:
     """Return what the engine makes of each prompt, in order: (width,), or (tokens, width) where the task asks for that.
 
     All numbers are finite: what is not is a 500. Raises what the engine client raises for a refusal or an end.

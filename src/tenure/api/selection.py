@@ -6,14 +6,15 @@ from tenure.api.call import Call
 from tenure.api.errors import engine_unavailable, invalid_request
 from tenure.api.text_model import TextModel
 from tenure.api.window import Window, window_of
-from tenure.client import EngineClient, Served
+from tenure.client import EngineClient, Opener, Served
 
 
 @dataclass(frozen=True)
 class Chosen:
     text: TextModel
     window: Window
-    engine: EngineClient
+    engine: Opener
+    """All engines of the model, unless the request demands one of them."""
 
 
 def select_model(call: Call, name: str | None, *tasks: str) -> Chosen:
@@ -24,16 +25,15 @@ def select_model(call: Call, name: str | None, *tasks: str) -> Chosen:
     context = call.context
     served = context.fleet.resolve(name or None, *tasks)
     call.model = served.name
-    engine = _engine(served, call.data_parallel_rank)
+    rank = call.data_parallel_rank
+    engine = served if rank is None else _engine_of(served, rank)
     card = engine.card
     if card is None:
         raise engine_unavailable(f"The model {served.name} is not ready; try again shortly.")
     return Chosen(text=context.texts[served.name], window=window_of(card), engine=engine)
 
 
-def _engine(served: Served, rank: int | None) -> EngineClient:
-    if rank is None:
-        return served.engine
+def _engine_of(served: Served, rank: int) -> EngineClient:
     if not 0 <= rank < len(served.engines):
         message = f"The header X-data-parallel-rank must be from 0 to {len(served.engines) - 1}."
         raise invalid_request(message, "X-data-parallel-rank")

@@ -1,8 +1,8 @@
 """The API process's side of the wire: connections to engines, and the handles of open requests."""
 
 from tenure.client.engine import EngineClient
-from tenure.client.fleet import Fleet, ModelNotFound, ModelNotSupported, Served
-from tenure.client.generation import EndOfGeneration, GenerationFailed, GenerationHandle, Refusal
+from tenure.client.fleet import Fleet, ModelNotFound, ModelNotSupported, Opener, Served
+from tenure.client.generation import EndOfGeneration, GenerationFailed, GenerationHandle, Refusal, Watcher
 
 __all__ = [
     "EndOfGeneration",
@@ -12,6 +12,8 @@ __all__ = [
     "GenerationHandle",
     "ModelNotFound",
     "ModelNotSupported",
+    "Opener",
     "Refusal",
     "Served",
+    "Watcher",
 ]

@@ -1,12 +1,19 @@
-"""All models that this server serves, and the engines of each."""
+"""All models that this server serves, and the engines of each.
 
-from collections.abc import Sequence
+A model with several engines is one to its callers: `Served.open` asks one engine after the other, and a request that is
+refused by one is in none when the next is asked.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Protocol
 
 import anyio
 
-from tenure.client.engine import EngineClient
+from tenure.client.engine import EngineClient, unavailable
+from tenure.client.generation import GenerationHandle, Refusal
 from tenure.errors import CallerError
-from tenure.outcomes import FinishReason
+from tenure.outcomes import FinishReason, Outcome
 from tenure.wire.messages import (
     BlockCounts,
     EngineLedger,
@@ -15,7 +22,16 @@ from tenure.wire.messages import (
     PermitCount,
     PermitCounts,
     SlotCounts,
+    Submit,
 )
+
+_ASK_ANOTHER = (Outcome.QUEUE_FULL, Outcome.UNAVAILABLE)
+
+
+class Opener(Protocol):
+    """Has requests admitted: one engine, or all engines of a model."""
+
+    def open(self, submit: Submit) -> AbstractAsyncContextManager[GenerationHandle]: ...
 
 
 class ModelNotFound(CallerError):
@@ -63,10 +79,38 @@ class Served:
         return next((engine.card for engine in self.engines if engine.card is not None), None)
 
     @property
-    def engine(self) -> EngineClient:
-        """The engine for the next request: of those that are ready the one with the fewest outstanding tokens."""
-        ready = [engine for engine in self.engines if engine.ready] or self.engines
-        return min(ready, key=lambda engine: (engine.outstanding_tokens, engine.open_requests))
+    def beyond_help(self) -> bool:
+        """An engine is lost, and nobody will start it again."""
+        return any(engine.vitals.beyond_help for engine in self.engines)
+
+    @asynccontextmanager
+    async def open(self, submit: Submit) -> AsyncIterator[GenerationHandle]:
+        """As `EngineClient.open`, by the engine with the fewest outstanding tokens that admits the request.
+
+        Raises Refusal: the first that another engine cannot mend, else the one that promises room soonest.
+        """
+        async with AsyncExitStack() as stack:
+            yield await self._admitted(submit, stack)
+
+    async def _admitted(self, submit: Submit, stack: AsyncExitStack) -> GenerationHandle:
+        refusals: list[Refusal] = []
+        asked: set[int] = set()
+        while (index := self._next_engine(asked)) is not None:
+            asked.add(index)
+            try:
+                return await stack.enter_async_context(self.engines[index].open(submit))
+            except Refusal as refusal:
+                if refusal.outcome not in _ASK_ANOTHER:
+                    raise
+                refusals.append(refusal)
+        full = [refusal for refusal in refusals if refusal.outcome is Outcome.QUEUE_FULL]
+        raise min(full or refusals or [unavailable()], key=lambda refusal: refusal.retry_after or 0.0)
+
+    def _next_engine(self, asked: set[int]) -> int | None:
+        """Of the engines that are ready and not yet asked the one with the least to do, by what is known now."""
+        ready = [index for index, engine in enumerate(self.engines) if engine.ready and index not in asked]
+        loads = {index: (self.engines[index].outstanding_tokens, self.engines[index].open_requests) for index in ready}
+        return min(ready, key=loads.__getitem__, default=None)
 
 
 class Fleet:
