@@ -56,6 +56,7 @@ LEDGER = wire.EngineLedger(
     steps=6,
     preemptions=7,
     unmatched_messages=8,
+    figures=wire.EngineFigures(1, 2, 3, queue_seconds=wire.HistogramCounts((0.5, 1.0), (1, 2, 3), 7.5)),
 )
 
 TO_ENGINE: tuple[wire.ToEngine, ...] = (
@@ -80,7 +81,7 @@ FROM_ENGINE: tuple[wire.FromEngine, ...] = (
     wire.Admitted(request=2**63 + 1),
     wire.Refused(request=4, outcome=Outcome.QUEUE_FULL, code="queue_full", message="full", retry_after=1.5),
     wire.StepOutput(step=12, outputs=[OUTPUT, wire.ItemOutput(9, 0, [])]),
-    wire.Ended(request=9, outcome=Outcome.ENGINE_ERROR, message="broken"),
+    wire.Ended(request=9, outcome=Outcome.ENGINE_ERROR, message="broken", queue_seconds=0.25),
     wire.Heartbeat(step=12, step_age=0.75, outstanding_tokens=99),
     wire.LedgerReply(sequence=5, ledger=LEDGER),
 )

@@ -120,7 +120,9 @@ class EngineClient:
             await self._cancel(handle, Outcome.ABORTED)
 
     async def ledger(self, timeout: float = 1.0) -> wire.EngineLedger | None:
-        """The engine's ledger; None when it does not answer in time."""
+        """The engine's ledger; None when it does not answer in time, or is not connected."""
+        if self._outbox is None:
+            return None
         number = next(self._numbers)
         self._ledgers[number] = []
         try:

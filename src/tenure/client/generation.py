@@ -7,8 +7,10 @@ Only the connection's receive task changes the state; the handler's task waits f
 bounded by what the request may produce at all.
 """
 
+import time
 from collections.abc import Callable
 from enum import Enum
+from typing import Protocol
 
 import anyio
 
@@ -49,6 +51,18 @@ class HandleState(Enum):
     LOST = "lost"
 
 
+class Watcher(Protocol):
+    """Is told what becomes of an admitted request, as it happens; times are monotonic seconds."""
+
+    def admitted(self, now: float) -> None: ...
+
+    def output(self, output: ItemOutput, now: float) -> None: ...
+
+    def ended(self, ended: Ended | None, now: float) -> None:
+        """The engine holds nothing any more; None when it was lost."""
+        ...
+
+
 class GenerationHandle:
     """See the module's docstring. `finish` is called when the handler needs no more of an item.
 
@@ -59,6 +73,8 @@ class GenerationHandle:
         self.number = number
         self.tokens = tokens
         self.state = HandleState.ASKED
+        self._watcher: Watcher | None = None
+        self._unwatched: list[Callable[[Watcher], None]] = []  # what a watcher that comes later is to be told
         self._finish = finish
         self._outputs: list[ItemOutput] = []
         self._changed = anyio.Event()
@@ -88,6 +104,13 @@ class GenerationHandle:
         outputs, self._outputs = self._outputs, []
         return outputs
 
+    def watch(self, watcher: Watcher) -> None:
+        """Tell `watcher` what becomes of the request, and what has become of it so far."""
+        self._watcher = watcher
+        told, self._unwatched = self._unwatched, []
+        for tell in told:
+            tell(watcher)
+
     def finish_item(self, index: int) -> None:
         """A stop string matched: the engine need not go on with this item."""
         if not self.over:
@@ -110,6 +133,8 @@ class GenerationHandle:
     # the receive task's side
 
     def admit(self) -> None:
+        now = time.monotonic()
+        self._tell(lambda watcher: watcher.admitted(now))
         self._change(HandleState.ADMITTED)
 
     def refuse(self, refused: Refused) -> None:
@@ -117,15 +142,33 @@ class GenerationHandle:
         self._change(HandleState.REFUSED)
 
     def deliver(self, output: ItemOutput) -> None:
+        now = time.monotonic()
+        if self._watcher is not None:
+            self._watcher.output(output, now)
+        else:
+            self._tell(lambda watcher: watcher.output(output, now))
         self._outputs.append(output)
         self._wake()
 
     def end(self, ended: Ended) -> None:
         self._ended = ended
+        self._finished(ended)
         self._change(HandleState.ENDED)
 
     def lose(self) -> None:
+        if self.state is HandleState.ADMITTED:
+            self._finished(None)
         self._change(HandleState.LOST)
+
+    def _finished(self, ended: Ended | None) -> None:
+        now = time.monotonic()
+        self._tell(lambda watcher: watcher.ended(ended, now))
+
+    def _tell(self, tell: Callable[[Watcher], None]) -> None:
+        if self._watcher is None:
+            self._unwatched.append(tell)
+        else:
+            tell(self._watcher)
 
     def _change(self, state: HandleState) -> None:
         self.state = state

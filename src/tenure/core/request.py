@@ -157,6 +157,7 @@ class Request:
         "pooling",
         "priority",
         "public_id",
+        "queue_seconds",
         "sampling",
     )
 
@@ -183,6 +184,7 @@ class Request:
         self.public_id = public_id
         self.label = label
         self.arrived_at = arrived_at
+        self.queue_seconds: float | None = None  # until its first row, if it had one; noted by the loop at its end
         self.arrival = 0  # set by the scheduler
         self.outcome: Outcome | None = None
         self.message = ""

@@ -212,11 +212,11 @@ class Scheduler:
 
     def _matched(self, item: Item) -> list[int]:
         """Cached blocks that begin the item's text, always leaving at least one token to compute."""
-        if not self._caches(item):
+        if not self.caches(item):
             return []
         return self.ledger.cache.match(self._names(item, (len(item.tokens) - 1) // self.limits.block_size))
 
-    def _caches(self, item: Item) -> bool:
+    def caches(self, item: Item) -> bool:
         """What is reported of each token of a prompt comes from computing it: such an item cannot use the cache."""
         pooling = item.request.pooling
         every_token = item.sampling.prompt_logprobs is not None or (pooling is not None and pooling.task.every_token)
@@ -327,7 +327,7 @@ class Scheduler:
 
     def _publish(self, run: Run) -> None:
         """Let others find the blocks that are complete now."""
-        if not self._caches(run.item):
+        if not self.caches(run.item):
             return
         complete = run.computed // self.limits.block_size
         for index, name in enumerate(self._names(run.item, complete)[run.published :], run.published):
@@ -403,6 +403,10 @@ class Scheduler:
     def busy(self) -> bool:
         """Some request has not ended, or still holds something."""
         return bool(self._requests)
+
+    def items_of(self, number: int) -> list[Item]:
+        """Whose rows a step in flight has, in order."""
+        return [flight.run.item for flight in self._steps[number]]
 
     def requests(self) -> Iterable[Request]:
         """All open requests, oldest first."""

@@ -57,4 +57,5 @@ def engine_ledger(
         steps=counts.steps,
         preemptions=counts.preemptions,
         unmatched_messages=counts.unmatched + unmatched,
+        figures=engine.figures,
     )

@@ -9,6 +9,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -19,9 +20,10 @@ from tenure.core.report import Output, SchedulerSnapshot
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
 from tenure.engine.estimator import StepCostEstimator
+from tenure.engine.figures import Figures
 from tenure.engine.threads import ThreadGovernor
 from tenure.outcomes import Outcome
-from tenure.wire.messages import HolderRow
+from tenure.wire.messages import EngineFigures, HolderRow
 
 logger = logging.getLogger("tenure.engine")
 
@@ -66,6 +68,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, gc=False):
     scheduler: SchedulerSnapshot
     holders: list[HolderRow]
     conserved: bool
+    figures: EngineFigures = EngineFigures()
 
 
 class Progress(NamedTuple):
@@ -107,9 +110,9 @@ class EngineLoop:
         self._executor = executor
         self._orders = orders
         self._port = port
-        self._max_tokens = max_tokens
-        self._step_time = step_time
         self._estimator = estimator or StepCostEstimator()
+        self._budget = partial(self._estimator.budget, max_tokens, step_time)
+        self._figures = Figures()
         self._governor = governor
         self._clock = clock
         self._sequence = 0
@@ -122,7 +125,7 @@ class EngineLoop:
         self._publish()
         idle = True
         while self._receive(wait=idle):
-            plan = self._scheduler.plan(self._estimator.budget(self._max_tokens, self._step_time))
+            plan = self._scheduler.plan(self._budget())
             idle = plan is None
             if plan is not None:
                 self._step(plan)
@@ -157,6 +160,7 @@ class EngineLoop:
         match order:
             case Add(request):
                 self._scheduler.add(request)
+                self._figures.admit(request)
                 return []
             case Cancel(number, outcome):
                 return self._scheduler.cancel(number, outcome)
@@ -168,6 +172,7 @@ class EngineLoop:
             self._governor.prepare()
         started = self._clock()
         self.progress = Progress(plan.number, started)
+        self._note_start(plan, started)
         effects = self._scheduler.land(self._execute(plan))
         self.progress = Progress(plan.number, None)
         tokens = sum(row.count for row in plan.rows)
@@ -176,7 +181,16 @@ class EngineLoop:
         if self._governor is not None:
             self._governor.learn(self._estimator.predict(tokens, context), seconds)
         self._estimator.observe(tokens, context, seconds)
+        self._figures.step(plan, seconds)
         self._tell(effects.outputs, effects.ended)
+
+    def _note_start(self, plan: StepPlan, now: float) -> None:
+        """Only rows of items that were just started can be the first ones of their requests."""
+        if not plan.starts:
+            return
+        items = self._scheduler.items_of(plan.number)[-len(plan.starts) :]
+        self._figures.start(items, now)
+        self._figures.look_up(sum(len(item.tokens) for item in items if self._scheduler.caches(item)))
 
     def _execute(self, plan: StepPlan) -> StepResult:
         """Run a step. If the executor itself fails, the requests of this step end with an error, and no others."""
@@ -189,7 +203,11 @@ class EngineLoop:
 
     def _tell(self, outputs: list[Output], ended: list[Request]) -> None:
         self._audited = False
-        if not self._scheduler.busy and self._clock() - self._audited_at >= _AUDIT_INTERVAL:
+        now = self._clock()
+        self._figures.tell(outputs, now)
+        for request in ended:
+            request.queue_seconds = self._figures.end(request, now)
+        if not self._scheduler.busy and now - self._audited_at >= _AUDIT_INTERVAL:
             self._audit()
         self._publish()
         if outputs or ended:
@@ -208,7 +226,8 @@ class EngineLoop:
         snapshot = self._scheduler.snapshot()
         holders = list(self._holders(self._scheduler.requests()))
         conserved = self._conserved and snapshot.ledger.conserved
-        self._port.publish(EngineSnapshot(self._sequence, snapshot, holders, conserved))
+        figures = self._figures.snapshot()
+        self._port.publish(EngineSnapshot(self._sequence, snapshot, holders, conserved, figures))
 
     def _holders(self, requests: Iterable[Request]) -> Iterable[HolderRow]:
         now, rows = self._clock(), 0

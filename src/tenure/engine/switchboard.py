@@ -131,7 +131,12 @@ class Switchboard:
         self._gate.release(entry.permit)
         entry.connection.requests.pop(entry.wire_number)
         outcome = Outcome.ENGINE_ERROR if entry.fault else request.outcome or Outcome.OK
-        ended = wire.Ended(request=entry.wire_number, outcome=outcome, message=entry.fault or request.message)
+        ended = wire.Ended(
+            request=entry.wire_number,
+            outcome=outcome,
+            message=entry.fault or request.message,
+            queue_seconds=request.queue_seconds,
+        )
         self._send(self._connections.get(entry.connection.number), ended)
 
     # connections

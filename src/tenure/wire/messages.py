@@ -153,6 +153,8 @@ class Ended(Message, frozen=True):
     request: int
     outcome: Outcome
     message: str = ""
+    queue_seconds: float | None = None
+    """From its admission to the first step with a row of it; None when there was none."""
 
 
 class Heartbeat(Message, frozen=True):
@@ -219,6 +221,32 @@ class TokenCounts(msgspec.Struct, frozen=True, gc=False):
     wasted: int = 0
 
 
+class HistogramCounts(msgspec.Struct, frozen=True, gc=False):
+    """`counts` has one entry per bound and a last one for what lies beyond; not cumulative."""
+
+    bounds: tuple[float, ...] = ()
+    counts: tuple[int, ...] = (0,)
+    sum: float = 0.0
+
+
+class EngineFigures(msgspec.Struct, frozen=True, gc=False):
+    """What the engine loop measures; totals since the engine started, but for the first field."""
+
+    queued_requests: int = 0
+    """Admitted requests that have had no row in a step; now."""
+    prompt_tokens: int = 0
+    """Of requests whose first output has come; each prompt once, however many choices it has."""
+    queried_tokens: int = 0
+    """Tokens that were looked up in the prefix cache."""
+    queue_seconds: HistogramCounts = HistogramCounts()
+    prefill_seconds: HistogramCounts = HistogramCounts()
+    decode_seconds: HistogramCounts = HistogramCounts()
+    inference_seconds: HistogramCounts = HistogramCounts()
+    step_seconds: HistogramCounts = HistogramCounts()
+    step_rows: HistogramCounts = HistogramCounts()
+    step_tokens: HistogramCounts = HistogramCounts()
+
+
 class EngineLedger(msgspec.Struct, frozen=True, kw_only=True):
     """One engine's entry in `GET /ledger`."""
 
@@ -237,6 +265,7 @@ class EngineLedger(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     preemptions: int = 0
     unmatched_messages: int = 0
+    figures: EngineFigures = EngineFigures()
 
 
 class LedgerReply(Message, frozen=True):
