@@ -19,6 +19,7 @@ from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
 from tenure.engine.executor import ModelExecutor
 from tenure.engine.sampler import Sampler
+from tenure.engine.sampling_head import SamplingHead
 from tenure.kv.cache import CacheShape, KVCache
 from tenure.layers.batch import PackedBatch
 from tenure.sampling import SamplingParams
@@ -49,7 +50,8 @@ def measure(running: int, sampling: SamplingParams, steps: int) -> dict[str, flo
     limits = Limits(max_model_len=8192, num_blocks=running * 64, block_size=16, num_slots=running)
     scheduler = Scheduler(limits)
     cache = KVCache(CacheShape(1, 1, 1, torch.float32), limits.num_blocks, limits.block_size)
-    executor = ModelExecutor(InstantModel(running), cache, Sampler(), running, limits.max_model_len)
+    model = InstantModel(running)
+    executor = ModelExecutor(model, cache, SamplingHead(model, Sampler()), running, limits.max_model_len)
     for number in range(running):
         scheduler.add(Request(number, [[(number * 7 + p) % 1000 for p in range(CONTEXT)]], sampling))
     budget = StepBudget(tokens=1 << 20)

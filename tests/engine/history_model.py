@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from tenure.core.plan import Row, Start, StepPlan
-from tenure.engine.executor import ModelExecutor
+from tenure.engine.executor import Head, ModelExecutor
 from tenure.engine.sampler import Sampler
+from tenure.engine.sampling_head import SamplingHead
 from tenure.kv.cache import CacheShape, KVCache
 from tenure.layers.batch import PackedBatch
+from tenure.pooling import PoolingParams
 from tenure.sampling import SamplingParams
 
 VOCABULARY = 67
@@ -64,6 +66,10 @@ class HistoryModel:
             keys += [key_of(tokens[: at + 1]) for at in batch.positions_T[first:last].tolist()]
         return torch.tensor(keys)[:, None]
 
+    def states(self, hidden_RD: Tensor) -> Tensor:
+        """What an embedder gives: the same rows as the logits."""
+        return self.logits(hidden_RD)
+
     def logits(self, hidden_RD: Tensor) -> Tensor:
         self.logits_rows.append(len(hidden_RD))
         logits_RV = TABLE[hidden_RD[:, 0]].clone()
@@ -74,10 +80,17 @@ class HistoryModel:
 class Bench:
     """An executor on a `HistoryModel`, and short hands for plans."""
 
-    def __init__(self, max_slots: int = 4, max_model_len: int = 400) -> None:
-        self.model = HistoryModel()
+    def __init__(
+        self,
+        max_slots: int = 4,
+        max_model_len: int = 400,
+        model: HistoryModel | None = None,
+        head: Head | None = None,
+    ) -> None:
+        self.model = model or HistoryModel()
         self.cache = KVCache(CacheShape(1, 1, 1, torch.float32), NUM_BLOCKS * 2, BLOCK_SIZE)
-        self.executor = ModelExecutor(self.model, self.cache, Sampler(), max_slots, max_model_len)
+        head = head or SamplingHead(self.model, Sampler())
+        self.executor = ModelExecutor(self.model, self.cache, head, max_slots, max_model_len)
         self.number = 0
 
     def launch(self, starts: list[Start], rows: list[Row]) -> None:
@@ -104,9 +117,10 @@ def start(
     prompt_length: int | None = None,
     choice: int = 0,
     sampling: SamplingParams | None = None,
+    pooling: PoolingParams | None = None,
 ) -> Start:
     length = len(tokens) if prompt_length is None else prompt_length
-    return Start(slot, generation, tokens, length, choice, sampling or params())
+    return Start(slot, generation, tokens, length, choice, sampling or params(), pooling)
 
 
 def row(

@@ -16,6 +16,7 @@ from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
 from tenure.engine.executor import ModelExecutor
 from tenure.engine.sampler import Sampler
+from tenure.engine.sampling_head import SamplingHead
 from tenure.models.base import LoadedModel
 from tenure.models.loader import load
 from tenure.outcomes import Outcome
@@ -64,7 +65,8 @@ class Engine:
         limits = Limits(max_model_len=2048, num_blocks=num_blocks, block_size=16, num_slots=16)
         self.scheduler = Scheduler(limits, prefix_caching=caching)
         cache = make_cache(model, num_blocks)
-        self._executor = ModelExecutor(model, cache, Sampler(), limits.num_slots, limits.max_model_len)
+        head = SamplingHead(model, Sampler())
+        self._executor = ModelExecutor(model, cache, head, limits.num_slots, limits.max_model_len)
         self._budget = StepBudget(tokens=tokens)
         self._numbers = 0
 

@@ -5,17 +5,14 @@ launching). One plan may be launched before the one before it has landed: its ro
 appended itself, so nothing has to come back from the scheduler in between.
 
 Owners: `Slots` holds everything about the items; the cache's tensors are written by the model at the blocks of the
-plan's rows; the scheduler owns which block and slot is whose. A row whose logits are not finite fails alone: its blocks
+plan's rows; the scheduler owns which block and slot is whose. A row whose output is not finite fails alone: its blocks
 are zeroed, so that its values cannot spread, and later rows of the same occupant get the same error uncomputed.
 
-Logits are computed for rows that draw and, a bounded number at a time, for the prompt rows whose logprobs are asked
-for. A row's `prompt_logprobs` cover the positions that its logits predict: start + 1 .. start + count within the
-prompt, with a leading None for position 0 when start is 0. So the chunks of a prompt, end to end, give each position
-once.
+What is made of a row's hidden states, a token or a vector, is the business of the head: `SamplingHead`, `PoolingHead`.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -23,32 +20,26 @@ import torch
 from torch import Tensor
 
 from tenure.core.plan import Row, RowResult, StepPlan, StepResult
-from tenure.engine.sampler import CALLERS_FAULTS, Sampler
 from tenure.engine.slots import Slots
 from tenure.errors import InternalError
 from tenure.kv.cache import KVCache
 from tenure.layers.batch import PackedBatch
-from tenure.outcomes import Outcome
-from tenure.sampling import TokenLogprobs
 
 MOST_IN_FLIGHT = 2
-PROMPT_LOGITS_ROWS = 64
-"""How many prompt rows' logits exist at a time."""
-
-
-Draw = tuple[int | None, TokenLogprobs | None, str | None]
-"""Token, its logprobs, or an error."""
-_NOTHING_DRAWN: Draw = (None, None, None)
 
 
 class Model(Protocol):
-    """The part of a language model that a step needs. T rows of the batch, D hidden width, R rows, V vocabulary."""
+    """The part of a language model that a step needs. T rows of the batch, D hidden width."""
 
     def forward(self, batch: PackedBatch, cache: KVCache) -> Tensor:
         """Hidden states (T, D), having written the keys and values of all rows."""
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Raw float32 logits (R, V)."""
+
+class Head(Protocol):
+    """Makes of computed rows what their callers asked for. It keeps nothing between calls."""
+
+    def finish(self, rows: Sequence[Row], batch: PackedBatch, hidden_TD: Tensor, slots: Slots) -> list[RowResult]:
+        """One result per row, in order. Nothing that is passed in is changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +54,10 @@ class ExecutorSnapshot:
 class ModelExecutor:
     """Runs plans on a model in this process. Not for use by several threads at once."""
 
-    def __init__(self, model: Model, cache: KVCache, sampler: Sampler, max_slots: int, max_model_len: int) -> None:
+    def __init__(self, model: Model, cache: KVCache, head: Head, max_slots: int, max_model_len: int) -> None:
         self._model = model
         self._cache = cache
-        self._sampler = sampler
+        self._head = head
         self._slots = Slots(max_slots, max_model_len, cache.block_size)
         self._landing: deque[StepResult] = deque()
         self._counts = ExecutorSnapshot(0, 0, 0, 0, 0)
@@ -99,51 +90,12 @@ class ModelExecutor:
         return replace(self._counts, in_flight=len(self._landing))
 
     def _compute(self, rows: list[Row]) -> list[RowResult]:
-        """Run the model on these rows, draw, and note in the slots what was drawn and what failed."""
+        """Run the model on these rows, and note in the slots what was drawn and what failed."""
         batch = self._slots.batch(rows, self._cache.layers[0].device)
         hidden_TD = self._model.forward(batch, self._cache)
-        first_rows = batch.query_starts_S[:-1].tolist()
-        draws = self._draw(rows, batch, hidden_TD)
-        results = []
-        for row, first in zip(rows, first_rows, strict=True):
-            prompt, failure = self._prompt_logprobs(row, hidden_TD[first : first + row.count])
-            token, logprobs, error = next(draws) if row.samples else _NOTHING_DRAWN
-            error = error or failure
-            if error is None:
-                results.append(RowResult(row.slot, row.generation, token, logprobs, prompt))
-            else:
-                outcome = Outcome.INVALID if error in CALLERS_FAULTS else Outcome.ENGINE_ERROR
-                results.append(RowResult(row.slot, row.generation, error=error, outcome=outcome))
+        results = self._head.finish(rows, batch, hidden_TD, self._slots)
         self._note(rows, results)
         return results
-
-    def _draw(self, rows: list[Row], batch: PackedBatch, hidden_TD: Tensor) -> Iterator[Draw]:
-        """Token, logprobs and error of each row that draws, in order."""
-        drawing = [index for index, row in enumerate(rows) if row.samples]
-        if not drawing:
-            return iter(())
-        last_R = torch.from_numpy(batch.query_starts_S[1:][drawing] - 1).to(hidden_TD.device)
-        states = [self._slots.state(rows[index].slot) for index in drawing]
-        sampled = self._sampler.sample(self._model.logits(hidden_TD[last_R]), states)
-        return zip(sampled.tokens, sampled.logprobs, sampled.errors, strict=True)
-
-    def _prompt_logprobs(self, row: Row, hidden_TD: Tensor) -> tuple[list[TokenLogprobs | None] | None, str | None]:
-        """What the row reports of prompt positions, if asked to, or an error; `hidden_TD` is of this row alone."""
-        best = self._slots.state(row.slot).sampling.prompt_logprobs
-        prompt_length = int(self._slots.prompt_lengths[row.slot])
-        if best is None or row.start >= prompt_length:
-            return None, None
-        reports: list[TokenLogprobs | None] = [] if row.start else [None]
-        end = min(row.start + row.count + 1, prompt_length)
-        for first in range(row.start + 1, end, PROMPT_LOGITS_ROWS):
-            last = min(first + PROMPT_LOGITS_ROWS, end)
-            logits_RV = self._model.logits(hidden_TD[first - row.start - 1 : last - row.start - 1])
-            tokens = self._slots.tokens[row.slot, first:last].tolist()
-            found, error = self._sampler.prompt_logprobs(logits_RV, tokens, best)
-            if error is not None:
-                return None, error
-            reports += found
-        return reports, None
 
     def _note(self, rows: list[Row], results: list[RowResult]) -> None:
         drawn = [(result.slot, result.token) for result in results if result.token is not None]

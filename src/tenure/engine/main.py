@@ -28,6 +28,7 @@ from tenure.engine.executor import ModelExecutor
 from tenure.engine.io_thread import IOThread
 from tenure.engine.loop import EngineLoop, Executor, Order
 from tenure.engine.sampler import Sampler
+from tenure.engine.sampling_head import SamplingHead
 from tenure.engine.switchboard import Switchboard
 from tenure.engine.threads import ThreadGovernor
 from tenure.errors import CallerError, ResourceError
@@ -86,7 +87,7 @@ def _load(config: EngineConfig) -> _Engine:
     started = time.monotonic()
     model = load(config.model.source, _DTYPES[config.dtype], config.device)
     limits, cache = _make_room(config, model)
-    executor = ModelExecutor(model, cache, Sampler(), limits.num_slots, limits.max_model_len)
+    executor = ModelExecutor(model, cache, SamplingHead(model, Sampler()), limits.num_slots, limits.max_model_len)
     scheduler = Scheduler(limits, cache_seed=secrets.token_bytes(32), prefix_caching=config.prefix_caching)
     estimator = StepCostEstimator()
     _warm_up(executor, estimator, limits)

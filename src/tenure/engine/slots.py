@@ -1,9 +1,10 @@
 """What the executor knows of the occupant of each slot.
 
-State per slot: its generation, its tokens (prompt and output), its block table, its sampling state, and whether it has
-failed. Owner: the executor, within `launch`. A slot changes in three ways only: `occupy` (a `Start`) forgets the
-former occupant, `extend` (a `Row`) adds blocks, `append` adds the token just drawn. Nothing is given back: an occupant
-that left stays until its slot is leased again, and rows that name another generation than the slot's are our bug.
+State per slot: its generation, its tokens (prompt and output), its block table, its sampling state, what is to be
+pooled of it, and whether it has failed. Owner: the executor, within `launch`. A slot changes in three ways only:
+`occupy` (a `Start`) forgets the former occupant, `extend` (a `Row`) adds blocks, `append` adds the token just drawn.
+Nothing is given back: an occupant that left stays until its slot is leased again, and rows that name another generation
+than the slot's are our bug.
 
 Invariants: tokens[: lengths] are known, block_tables[: block_counts] are leased; a row computes known tokens only and
 has blocks for all of them; a row that draws ends at the last known token.
@@ -20,6 +21,7 @@ from tenure.core.plan import Row, Start
 from tenure.engine.sampling_state import SamplingState
 from tenure.errors import InternalError
 from tenure.layers.batch import PackedBatch, pack
+from tenure.pooling import PoolingParams
 
 
 class Slots:
@@ -36,6 +38,7 @@ class Slots:
         self.block_counts = np.zeros(max_slots, dtype=np.int64)
         self.failed = np.zeros(max_slots, dtype=bool)
         self.sampling: list[SamplingState | None] = [None] * max_slots
+        self.pooling: list[PoolingParams | None] = [None] * max_slots
 
     def occupy(self, start: Start) -> None:
         """Forget what was in the slot; the new occupant has a generation of its own."""
@@ -48,6 +51,7 @@ class Slots:
         self.prompt_lengths[slot] = start.prompt_length
         self.block_counts[slot] = 0
         self.failed[slot] = False
+        self.pooling[slot] = start.pooling
         prompt, output = start.tokens[: start.prompt_length], start.tokens[start.prompt_length :]
         self.sampling[slot] = SamplingState(start.sampling, start.choice, prompt, output)
 

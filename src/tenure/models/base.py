@@ -1,6 +1,6 @@
 """What the engine sees of a loaded model.
 
-Legend: T rows of a batch, R rows whose next token is wanted, D hidden size, V vocabulary.
+Legend: T rows of a batch, R rows of which something is wanted, D hidden size, V vocabulary (or classes).
 """
 
 from collections.abc import Sequence
@@ -37,9 +37,16 @@ class LoadedModel(Protocol):
         ...
 
     def forward(self, batch: PackedBatch, cache: PagedCache) -> torch.Tensor:
-        """Compute a batch, writing its keys and values to the cache; hidden states (T, D) for `logits`."""
+        """Compute a batch, writing its keys and values to the cache; hidden states (T, D) for the methods below."""
+        ...
+
+    def states(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        """Some rows of what `forward` returned, after the final norm: (R, D), float32."""
         ...
 
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        """Next-token logits (R, V), float32, of some rows of what `forward` returned."""
+        """What the model's head makes of some rows of what `forward` returned: (R, V), float32.
+
+        Logits of the next token, unless the model was loaded with another head; not for a model without one.
+        """
         ...

@@ -243,7 +243,7 @@ def _from_gguf(file: GGUFFile) -> ModelConfig:
         attention_bias="blk.0.attn_q.bias" in tensors,
         attention_output_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_up.bias" in tensors,
-        head_norms="blk.0.attn_q_norm.weight" in tensors,
+        head_norms=architecture == "qwen3",
         layer_windows=(window,) * num_layers if window is not None and num_layers < 10_000 else (),
         bos_token_id=_optional_int(metadata.get("tokenizer.ggml.bos_token_id")),
         eos_token_ids=_token_ids([metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]),

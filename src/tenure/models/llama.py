@@ -1,6 +1,7 @@
 """The Llama family: Llama, SmolLM, Mistral, Qwen2 and Qwen3, told apart by configuration alone.
 
-Legend: T rows, D hidden size, M heads (queries, keys and values), H head size, R sampled rows, V vocabulary, P pairs.
+Legend: T rows, D hidden size, M heads (queries, keys and values), H head size, R rows of which
+something is wanted, V vocabulary (or classes), P pairs.
 """
 
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ class LlamaModel:
         embedding_VD: torch.Tensor,
         layers: Sequence[LlamaLayer],
         final_norm: RMSNorm,
-        head: Linear,
+        head: Linear | None,
         inverse_P: torch.Tensor,
         attention: AttentionBackend,
     ) -> None:
@@ -82,7 +83,8 @@ class LlamaModel:
 
     @property
     def weights_bytes(self) -> int:
-        ends = self._embedding_VD.nbytes + self.head.nbytes + self._final_norm.weight_D.nbytes
+        ends = self._embedding_VD.nbytes + self._final_norm.weight_D.nbytes
+        ends += 0 if self.head is None else self.head.nbytes
         return ends + sum(layer.nbytes for layer in self.layers)
 
     def forward(self, batch: PackedBatch, cache: PagedCache) -> torch.Tensor:
@@ -92,5 +94,9 @@ class LlamaModel:
             x_TD = layer(x_TD, attention, layer_cache)
         return x_TD
 
+    def states(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        return self._final_norm(hidden_RD).float()
+
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        assert self.head is not None
         return self.head(self._final_norm(hidden_RD)).float()

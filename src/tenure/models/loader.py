@@ -1,6 +1,6 @@
 """Loading a model: configuration, weights, and the layers built from them, one thread per core.
 
-Legend: V vocabulary, D hidden size, K inputs of a projection.
+Legend: V vocabulary (or classes), D hidden size, K inputs of a projection, H head size.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +18,12 @@ from tenure.layers.rowwise import RowKernels, row_kernels
 from tenure.models.base import LoadedModel
 from tenure.models.config import ModelConfig, read_config
 from tenure.models.frequencies import inverse_frequencies
+from tenure.models.heads import AnswerHead, Head, LabelHead, TokenHead
 from tenure.models.llama import LlamaLayer, LlamaModel
 from tenure.models.weights import WeightReader, open_weights
 from tenure.source import ResolvedSource
+
+_TOKENS = TokenHead()
 
 
 def load(
@@ -28,12 +31,14 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     *,
+    head: Head = _TOKENS,
     linear: str | None = None,
     attention: str | None = None,
     rows: str | None = None,
 ) -> LoadedModel:
-    """Load a model. `linear`, `attention` and `rows` name back ends; None takes the best for the device.
+    """Load a model. `head` says what its `logits` are.
 
+    `linear`, `attention` and `rows` name back ends; None takes the best for the device.
     Raises CallerError for a model that is not served, ResourceError, naming the file, for weights that are missing,
     damaged or of the wrong shape.
     """
@@ -41,7 +46,7 @@ def load(
     device = torch.device(device)
     with open_weights(source) as reader:
         products, row_by_row = linear_factory(dtype, device, linear), row_kernels(dtype, device, rows)
-        return _Builder(config, reader, dtype, device, products, row_by_row).build(attention)
+        return _Builder(config, reader, dtype, device, head, products, row_by_row).build(attention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class _Builder:
     reader: WeightReader
     dtype: torch.dtype
     device: torch.device
+    head: Head
     linear: LinearFactory
     rows: RowKernels
 
@@ -70,13 +76,24 @@ class _Builder:
                 attention=attention_backend(shape, attention),
             )
 
-    def _ends(self) -> tuple[torch.Tensor, Linear]:
-        """The embedding, and the output head, which often shares its weights."""
+    def _ends(self) -> tuple[torch.Tensor, Linear | None]:
+        """The embedding, and the head, which often shares its weights."""
         with torch.inference_mode():
-            shape = (self.config.vocab_size, self.config.hidden_size)
-            embedding_VD = self._tensor("model.embed_tokens.weight", shape)
-            tied = self.config.tie_word_embeddings
-            return embedding_VD, self.linear(embedding_VD if tied else self._tensor("lm_head.weight", shape), None)
+            embedding_VD = self._tensor("model.embed_tokens.weight", (self.config.vocab_size, self.config.hidden_size))
+            match self.head:
+                case None:
+                    return embedding_VD, None
+                case LabelHead(count):
+                    weight_VD = self._tensor("score.weight", (count, self.config.hidden_size))
+                case AnswerHead(no, yes):
+                    weight_VD = self._output_weight(embedding_VD)
+                    weight_VD = (weight_VD[yes].float() - weight_VD[no].float())[None].to(self.dtype)
+                case TokenHead():
+                    weight_VD = self._output_weight(embedding_VD)
+            return embedding_VD, self.linear(weight_VD, None)
+
+    def _output_weight(self, embedding_VD: torch.Tensor) -> torch.Tensor:
+        return embedding_VD if self.config.tie_word_embeddings else self._tensor("lm_head.weight", embedding_VD.shape)
 
     def _layer(self, number: int) -> LlamaLayer:
         config, prefix = self.config, f"model.layers.{number}"
@@ -106,14 +123,14 @@ class _Builder:
         return self.linear(torch.cat(weights), torch.cat(biases) if biases else None)
 
     def _head_norms(self, prefix: str) -> HeadNorms:
-        config = self.config
-        norms = []
-        for name in ("q_norm", "k_norm"):
-            weight = self._tensor(f"{prefix}.{name}.weight", (config.head_dim,))
-            # A head's elements are in the order of the rows of its projection.
-            weight = weight if self.reader.interleaved else interleave_rows(weight, 1)
-            norms.append(RMSNorm(weight, config.rms_norm_eps, self.rows))
-        return HeadNorms(*norms, config.num_heads, config.num_kv_heads)
+        query, key = (self._head_norm(f"{prefix}.{name}.weight") for name in ("q_norm", "k_norm"))
+        return HeadNorms(query, key, self.config.num_heads, self.config.num_kv_heads)
+
+    def _head_norm(self, name: str) -> RMSNorm:
+        weight_H = self._tensor(name, (self.config.head_dim,))
+        # A head's elements are in the order of the rows of its projection.
+        weight_H = weight_H if self.reader.interleaved else interleave_rows(weight_H, 1)
+        return RMSNorm(weight_H, self.config.rms_norm_eps, self.rows)
 
     def _rotary(self, name: str, num_heads: int, weight: torch.Tensor) -> torch.Tensor:
         if name == "v_proj" or self.reader.interleaved:

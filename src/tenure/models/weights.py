@@ -135,9 +135,15 @@ class SafetensorsWeights:
         return False
 
     def has(self, name: str) -> bool:
-        return name in self._readers
+        return self._stored(name) in self._readers
+
+    def _stored(self, name: str) -> str:
+        """Checkpoints saved without a head lack the first part of each name."""
+        bare = name.removeprefix("model.")
+        return bare if name not in self._readers and bare in self._readers else name
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        name = self._stored(name)
         reader = self._readers.get(name)
         found = None if reader is None else tuple(reader.get_slice(name).get_shape())
         _check(self._folder, name, found, shape)
