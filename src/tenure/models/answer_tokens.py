@@ -1,0 +1,53 @@
+"""The ids of a model's answer words, looked up in its vocabulary as they are written there."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from tenure.errors import CallerError, ResourceError
+from tenure.gguf_file import GGUFFile
+from tenure.source import ResolvedSource, SourceKind
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[tuple[str, float]]
+
+
+class _Added(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _TokenizerFile(msgspec.Struct):
+    model: _Model
+    added_tokens: list[_Added] = []
+
+
+def answer_ids(source: ResolvedSource, words: Sequence[str]) -> list[int]:
+    """The id of each word. Raises CallerError for a word that is no single token, ResourceError for a broken file."""
+    known = _gguf_vocabulary(source.path) if source.kind is SourceKind.GGUF else _folder_vocabulary(source.path)
+    unknown = [word for word in words if word not in known]
+    if unknown:
+        raise CallerError(f"{source.path}: {unknown[0]!r} is no token of the model: it cannot be the answer to a pair")
+    return [known[word] for word in words]
+
+
+def _gguf_vocabulary(path: Path) -> dict[str, int]:
+    with GGUFFile.open(path) as file:
+        tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, Sequence) or isinstance(tokens, str):
+        raise ResourceError(f"{path}: no tokenizer.ggml.tokens")
+    return {str(token): index for index, token in enumerate(tokens)}
+
+
+def _folder_vocabulary(folder: Path) -> dict[str, int]:
+    path = folder / "tokenizer.json"
+    try:
+        described = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ResourceError(f"{path}: {error}") from error
+    vocabulary = described.model.vocab
+    if isinstance(vocabulary, list):
+        vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
+    return {**vocabulary, **{token.content: token.id for token in described.added_tokens}}
