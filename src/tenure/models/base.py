@@ -9,7 +9,9 @@ from typing import Protocol
 import torch
 
 from tenure.layers.batch import PackedBatch
+from tenure.layers.texts import TextBatch
 from tenure.models.config import ModelConfig
+from tenure.pooling import PoolingParams
 
 
 class PagedCache(Protocol):
@@ -48,5 +50,36 @@ class LoadedModel(Protocol):
         """What the model's head makes of some rows of what `forward` returned: (R, V), float32.
 
         Logits of the next token, unless the model was loaded with another head; not for a model without one.
+        """
+        ...
+
+
+class EncoderModel(Protocol):
+    """A model that reads whole texts, ready to run. Call it inside `torch.inference_mode()`; it keeps no state."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def weights_bytes(self) -> int:
+        """Memory that the weights take."""
+        ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def window(self) -> int:
+        """The most tokens of a text, special ones included."""
+        ...
+
+    def pool(self, batch: TextBatch, params: Sequence[PoolingParams]) -> list[torch.Tensor]:
+        """For each text what `params` ask of it: float32 on the CPU, one row, or one for each of its tokens.
+
+        The answer to a text does not depend on the others. It is not finite (all NaN) when the model's own numbers for
+        that text are not. CallerError for a task that this model does not do.
         """
         ...

@@ -1,0 +1,152 @@
+"""An encoder with its heads, one for each task: what `EncoderModel` promises.
+
+Legend: T rows, S texts, D hidden size, E size of an embedding, C classes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+import torch
+
+from tenure.errors import CallerError
+from tenure.layers import pooling
+from tenure.layers.linear import Activation, Linear
+from tenure.layers.texts import TextBatch
+from tenure.models.bert import BertLayers
+from tenure.models.modules import PoolingMode
+from tenure.pooling import PoolingParams, PoolingTask
+
+
+class TextHead(Protocol):
+    """What answers one task, from float32 hidden states."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __call__(self, hidden_TD: torch.Tensor, batch: TextBatch, params: PoolingParams) -> list[torch.Tensor]:
+        """The answer to each text of the batch, on the CPU."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A linear layer, and what follows it."""
+
+    linear: Linear
+    activation: Activation
+
+    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
+        return self.linear.activated(x_TK, self.activation)
+
+
+PoolRows = Callable[[torch.Tensor, TextBatch], torch.Tensor]
+
+POOLINGS: Mapping[PoolingMode, PoolRows] = MappingProxyType(
+    {
+        PoolingMode.CLS: pooling.first_rows,
+        PoolingMode.MEAN: pooling.mean_rows,
+        PoolingMode.MAX: pooling.max_rows,
+        PoolingMode.LAST: pooling.last_rows,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingHead:
+    """One vector for a text, or for each token when there is no pooling: projected, cut, scaled, in this order."""
+
+    pool: PoolRows | None
+    projections: Sequence[Projection]
+    normalize: bool
+
+    def __call__(self, hidden_TD: torch.Tensor, batch: TextBatch, params: PoolingParams) -> list[torch.Tensor]:
+        x_RE = hidden_TD if self.pool is None else self.pool(hidden_TD, batch)
+        for projection in self.projections:
+            x_RE = projection(x_RE)
+        x_RE = x_RE[:, : params.dimensions]
+        if self.normalize and params.activation:
+            x_RE = pooling.unit_rows(x_RE)
+        return _answers(x_RE, batch, every_token=self.pool is None)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(projection.linear.nbytes for projection in self.projections)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassHead:
+    """Class scores for a text, from its first token, or for each token: as they are, or as probabilities."""
+
+    pool: PoolRows | None
+    layers: Sequence[Projection]
+    independent: bool
+    """Each class is a question of its own (sigmoid), else one of them is the answer (softmax)."""
+
+    def __call__(self, hidden_TD: torch.Tensor, batch: TextBatch, params: PoolingParams) -> list[torch.Tensor]:
+        x_RC = hidden_TD if self.pool is None else self.pool(hidden_TD, batch)
+        for layer in self.layers:
+            x_RC = layer(x_RC)
+        if params.activation:
+            scores_RC = x_RC.sigmoid() if self.independent else x_RC.softmax(dim=-1)
+            # The sigmoid of infinity would look like a sound answer.
+            x_RC = scores_RC.masked_fill(~torch.isfinite(x_RC), torch.nan)
+        return _answers(x_RC, batch, every_token=self.pool is None)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.linear.nbytes for layer in self.layers)
+
+
+def _answers(x_RE: torch.Tensor, batch: TextBatch, *, every_token: bool) -> list[torch.Tensor]:
+    x_RE = x_RE.float().cpu()
+    return pooling.split_rows(x_RE, batch) if every_token else [x_RE[text : text + 1] for text in range(len(x_RE))]
+
+
+class Encoder:
+    """An encoder of the BERT family; implements `EncoderModel`."""
+
+    def __init__(self, layers: BertLayers, heads: Mapping[PoolingTask, TextHead], window: int) -> None:
+        self._layers = layers
+        self._heads = heads
+        self._window = window
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._layers.embedding.words_VD.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._layers.embedding.words_VD.device
+
+    @property
+    def weights_bytes(self) -> int:
+        heads = {id(head): head.nbytes for head in self._heads.values()}
+        return self._layers.nbytes + sum(heads.values())
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._layers.embedding.words_VD)
+
+    @property
+    def window(self) -> int:
+        return self._window
+
+    def pool(self, batch: TextBatch, params: Sequence[PoolingParams]) -> list[torch.Tensor]:
+        """See `EncoderModel`."""
+        wanted = {one: self._head(one) for one in dict.fromkeys(params)}
+        hidden_TD = self._layers(batch)
+        finite_S = pooling.finite_texts(hidden_TD, batch)
+        hidden_TD = hidden_TD.float()
+        answers = {one: head(hidden_TD, batch, one) for one, head in wanted.items()}
+        return [
+            answers[one][text] if finite else torch.full_like(answers[one][text], torch.nan)
+            for text, (one, finite) in enumerate(zip(params, finite_S, strict=True))
+        ]
+
+    def _head(self, params: PoolingParams) -> TextHead:
+        head = self._heads.get(params.task)
+        if head is None:
+            raise CallerError(f"the model does not do {params.task!r}; it does {', '.join(self._heads)}")
+        return head

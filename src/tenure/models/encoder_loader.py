@@ -1,0 +1,199 @@
+"""Loading an encoder: configuration, weights, the layers built from them, and the heads that its profile asks for.
+
+Legend: V vocabulary, D hidden size, A positions, Y token types.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from tenure.config import cores
+from tenure.layers import pooling
+from tenure.layers.layer_norm import LayerNorm
+from tenure.layers.linear import Activation, Linear, LinearFactory, linear_factory
+from tenure.models.base import EncoderModel
+from tenure.models.bert import BertEmbedding, BertLayer, BertLayers
+from tenure.models.encoder import POOLINGS, ClassHead, EmbeddingHead, Encoder, Projection, TextHead
+from tenure.models.encoder_config import EncoderConfig, EncoderHead, read_encoder_config
+from tenure.models.modules import DenseModule, read_modules
+from tenure.models.profile import ModelProfile
+from tenure.models.weights import SafetensorsWeights, WeightReader
+from tenure.pooling import PoolingTask
+from tenure.source import ResolvedSource
+
+_PREFIXES = ("", "bert.", "roberta.")
+"""What may stand in front of the names of an encoder's weights; checkpoints with a head have one of the latter."""
+
+_ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {
+        "gelu": Activation.GELU,
+        "gelu_new": Activation.GELU_TANH,
+        "gelu_pytorch_tanh": Activation.GELU_TANH,
+        "relu": Activation.RELU,
+    }
+)
+
+
+def load_encoder(
+    source: ResolvedSource,
+    profile: ModelProfile,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    *,
+    linear: str | None = None,
+) -> EncoderModel:
+    """Load an encoder. `linear` names a back end; None takes the best for the device. Heads are always float32.
+
+    Raises CallerError for a model that is not served, ResourceError, naming the file, for weights that are missing,
+    damaged or of the wrong shape.
+    """
+    config = read_encoder_config(source.path)
+    device = torch.device(device)
+    window = min(config.window, profile.max_length or config.window)
+    with SafetensorsWeights(source.path) as reader:
+        weights = _Weights(reader, dtype, device, linear_factory(dtype, device, linear))
+        layers = _LayerBuilder(config, weights, _prefix(reader)).build()
+        float32 = _Weights(reader, torch.float32, device, linear_factory(torch.float32, device, linear))
+        return Encoder(layers, _HeadBuilder(source, config, profile, float32).build(), window)
+
+
+def _prefix(reader: WeightReader) -> str:
+    return next((prefix for prefix in _PREFIXES if reader.has(f"{prefix}embeddings.word_embeddings.weight")), "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Weights of one checkpoint, in one element type, on one device."""
+
+    reader: WeightReader
+    dtype: torch.dtype
+    device: torch.device
+    factory: LinearFactory
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        # What needs no change stays a view of the mapped file, so that nothing is read before it is used.
+        return self.reader.tensor(name, shape).to(device=self.device, dtype=self.dtype, copy=False).contiguous()
+
+    def linear(self, names: tuple[str, ...], inputs: int, outputs: int, *, bias: bool = True) -> Linear:
+        """One product for several layers with the same inputs, `outputs` numbers from each."""
+        weights = [self.tensor(f"{name}.weight", (outputs, inputs)) for name in names]
+        biases = [self.tensor(f"{name}.bias", (outputs,)) for name in names] if bias else []
+        return self.factory(_joined(weights), _joined(biases) if biases else None)
+
+
+def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerBuilder:
+    config: EncoderConfig
+    weights: _Weights
+    prefix: str
+
+    def build(self) -> BertLayers:
+        with torch.inference_mode(), ThreadPoolExecutor(cores()) as pool:
+            embedding = pool.submit(self._embedding)
+            layers = list(pool.map(self._layer, range(self.config.num_layers)))
+            return BertLayers(embedding.result(), layers)
+
+    def _embedding(self) -> BertEmbedding:
+        config, prefix = self.config, f"{self.prefix}embeddings"
+        with torch.inference_mode():  # it holds for one thread only
+            table = self.weights.tensor
+            positions_AD = table(
+                f"{prefix}.position_embeddings.weight", (config.max_position_embeddings, config.hidden_size)
+            )
+            types_YD = table(f"{prefix}.token_type_embeddings.weight", (config.type_vocab_size, config.hidden_size))
+            # A text has a first and perhaps a second type, whatever else the table holds.
+            places_YAD = types_YD[:2].unsqueeze(1) + positions_AD[config.first_position :]
+            words_VD = table(f"{prefix}.word_embeddings.weight", (config.vocab_size, config.hidden_size))
+            return BertEmbedding(words_VD, places_YAD, self._norm(f"{prefix}.LayerNorm"))
+
+    def _layer(self, number: int) -> BertLayer:
+        config, prefix = self.config, f"{self.prefix}encoder.layer.{number}"
+        hidden, inner = config.hidden_size, config.intermediate_size
+        qkv = tuple(f"{prefix}.attention.self.{name}" for name in ("query", "key", "value"))
+        with torch.inference_mode():
+            return BertLayer(
+                qkv=self.weights.linear(qkv, hidden, hidden),
+                output=self.weights.linear((f"{prefix}.attention.output.dense",), hidden, hidden),
+                attention_norm=self._norm(f"{prefix}.attention.output.LayerNorm"),
+                up=self.weights.linear((f"{prefix}.intermediate.dense",), hidden, inner),
+                down=self.weights.linear((f"{prefix}.output.dense",), inner, hidden),
+                mlp_norm=self._norm(f"{prefix}.output.LayerNorm"),
+                num_heads=config.num_heads,
+                activation=_ACTIVATIONS[config.activation],
+            )
+
+    def _norm(self, name: str) -> LayerNorm:
+        shape = (self.config.hidden_size,)
+        weight_D, bias_D = (self.weights.tensor(f"{name}.{kind}", shape) for kind in ("weight", "bias"))
+        return LayerNorm(weight_D, bias_D, self.config.layer_norm_eps)
+
+
+@dataclass(frozen=True, slots=True)
+class _HeadBuilder:
+    source: ResolvedSource
+    config: EncoderConfig
+    profile: ModelProfile
+    weights: _Weights
+
+    def build(self) -> Mapping[PoolingTask, TextHead]:
+        builders = {
+            EncoderHead.NONE: self._embeddings,
+            EncoderHead.TOKEN_PROJECTION: self._projected_tokens,
+            EncoderHead.CLASSES: self._classes,
+            EncoderHead.TOKEN_CLASSES: self._token_classes,
+        }
+        with torch.inference_mode():
+            return MappingProxyType(builders[self.config.head]())
+
+    def _embeddings(self) -> dict[PoolingTask, TextHead]:
+        modules = read_modules(self.source.path)
+        stack = [(dense.every_token, self._dense(dense)) for dense in (modules.dense if modules else ())]
+        on_tokens = [projection for every_token, projection in stack if every_token]
+        on_texts = [projection for every_token, projection in stack if not every_token]
+        heads: dict[PoolingTask, TextHead] = {
+            PoolingTask.TOKEN_EMBED: EmbeddingHead(None, on_tokens, self.profile.normalize)
+        }
+        if modules is None or modules.pooling is not None:
+            pool = POOLINGS[self.profile.pooling]
+            heads[PoolingTask.EMBED] = EmbeddingHead(pool, on_texts, self.profile.normalize)
+        return heads
+
+    def _dense(self, dense: DenseModule) -> Projection:
+        with SafetensorsWeights(dense.folder) as reader:
+            weights = _Weights(reader, self.weights.dtype, self.weights.device, self.weights.factory)
+            linear = weights.linear(("linear",), dense.inputs, dense.outputs, bias=dense.bias)
+        return Projection(linear, Activation(dense.activation))
+
+    def _projected_tokens(self) -> dict[PoolingTask, TextHead]:
+        size = self.config.projection_size
+        linear = self.weights.linear(
+            ("linear",), self.config.hidden_size, size, bias=self.weights.reader.has("linear.bias")
+        )
+        projection = Projection(linear, Activation.NONE)
+        return {PoolingTask.TOKEN_EMBED: EmbeddingHead(None, (projection,), self.profile.normalize)}
+
+    def _classes(self) -> dict[PoolingTask, TextHead]:
+        # BERT's first layer belongs to its body, RoBERTa's to its head; they compute the same.
+        first, second = "bert.pooler.dense", "classifier"
+        if self.config.model_type != "bert":
+            first, second = "classifier.dense", "classifier.out_proj"
+        hidden, count = self.config.hidden_size, len(self.config.labels)
+        layers = (
+            Projection(self.weights.linear((first,), hidden, hidden), Activation.TANH),
+            Projection(self.weights.linear((second,), hidden, count), Activation.NONE),
+        )
+        independent = count == 1 or self.config.several_apply
+        return {PoolingTask.CLASSIFY: ClassHead(pooling.first_rows, layers, independent)}
+
+    def _token_classes(self) -> dict[PoolingTask, TextHead]:
+        count = len(self.config.labels)
+        linear = self.weights.linear(("classifier",), self.config.hidden_size, count)
+        layers = (Projection(linear, Activation.NONE),)
+        return {PoolingTask.TOKEN_CLASSIFY: ClassHead(None, layers, count == 1)}

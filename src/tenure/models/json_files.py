@@ -1,0 +1,34 @@
+"""The JSON files that describe a model, read without trusting them."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tenure.errors import ResourceError
+
+Raw = Mapping[str, Any]
+
+MAX_JSON_BYTES = 16 << 20
+
+
+def read_object(path: Path, *, required: bool = True) -> Raw:
+    """A JSON object; an empty one for a file that is neither there nor required. ResourceError names the file."""
+    if not required and not path.is_file():
+        return {}
+    raw = read_json(path)
+    if not isinstance(raw, dict):
+        raise ResourceError(f"{path}: not a JSON object")
+    return raw
+
+
+def read_json(path: Path) -> Any:
+    """Any JSON value. ResourceError names a file that cannot be read, is too large, or holds something else."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ResourceError(f"{path}: too large for a configuration")
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise ResourceError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ResourceError(f"{path}: not valid JSON: {error}") from error
