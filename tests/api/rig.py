@@ -25,6 +25,7 @@ from tenure.api.http_protocol import http_protocol
 from tenure.api.limits import HttpLimits
 from tenure.api.routes import Route, RouteTable
 from tenure.client import Fleet, GenerationFailed
+from tenure.config import KeyRing
 from tenure.outcomes import Outcome
 from tenure.process.counters import CounterSchema, CountersSnapshot, SharedCounters
 
@@ -273,6 +274,8 @@ async def serving(
     *,
     limits: HttpLimits = LIMITS,
     keys: tuple[str, ...] = (),
+    root_path: str = "",
+    tls: dict[str, Any] | None = None,
     inside: Callable[[ASGIApp], ASGIApp] = lambda app: app,
     outside: Callable[[ASGIApp], ASGIApp] = lambda app: app,
     http: Any = None,
@@ -280,10 +283,18 @@ async def serving(
     context = Context()
     table = RouteTable(routes(context))
     counters = SharedCounters.create(CounterSchema(workers=1, routes=table.work_paths(), models=("tiny",)))
-    guard = Guard(inside(Dispatcher(app_context(counters), limits)), table, counters.worker(0), limits, keys)
+    guard = Guard(
+        inside(Dispatcher(app_context(counters), limits)), table, counters.worker(0), limits, KeyRing(keys), root_path
+    )
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        outside(guard), http=http or http_protocol(limits), ws="none", log_config=None, access_log=False, lifespan="on"
+        outside(guard),
+        http=http or http_protocol(limits),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        **(tls or {}),
     )
     server = _Server(config)
     async with anyio.create_task_group() as group:
@@ -297,6 +308,7 @@ async def serving(
             server.should_exit = True
     assert guard.snapshot().open == 0
     assert guard.snapshot().watchers == 0
+    assert guard.snapshot().body_bytes == 0
     counters.close()
 
 

@@ -262,7 +262,7 @@ def test_the_fields_reach_the_engine(rig):
         headers={"x-request-id": "label-1"},
     )
     submit, sampling = rig.submitted, rig.submitted.sampling
-    assert (submit.n, submit.priority, submit.cache_salt, submit.label) == (2, 4, "s", "label-1")
+    assert (submit.n, submit.priority, submit.cache_salt, submit.label) == (2, 0, "s", "label-1")
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 7, 0.1)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1.0, -1.0, 1.2)
     assert (sampling.seed, sampling.ignore_eos, sampling.min_tokens, sampling.max_tokens) == (-3, True, 2, 9)
@@ -389,9 +389,17 @@ def test_truncation_from_the_left_keeps_the_begin_token():
     assert rig.submitted.prompts[0] == [256, ord("e"), ord("f")]
 
 
-def test_the_priority_header_wins(rig):
+@pytest.mark.parametrize("headers", [{}, {"x-vllm-priority": "-7"}])
+def test_who_asks_for_it_does_not_jump_the_queue(rig, headers):
+    assert rig.chat(priority=-9, headers=headers).status_code == 200
+    assert rig.submitted.priority == 0
+
+
+def test_priorities_count_where_the_server_says_so():
+    rig = Rig(settings=ApiSettings(version="0.0", priorities=True))
+    rig.chat(priority=4)
     rig.chat(priority=1, headers={"x-vllm-priority": "-7"})
-    assert rig.submitted.priority == -7
+    assert [submit.priority for submit in rig.engine.submitted] == [4, -7]
 
 
 @pytest.mark.parametrize("value", ["x", "1.5", "", str(2**63)])

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tenure import __version__
+from tenure.cli.edge import EdgeOptions
 from tenure.cli.main import app
 from tenure.cli.serve import ServeOptions, serve_config
 from tenure.config import ApiConfig, EngineConfig, ServeConfig
@@ -119,10 +120,11 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "enable_prefix_caching": (("--no-enable-prefix-caching",), False),
     "seed": (("--seed", "-9223372036854775808"), -(2**63)),
     "generation_config": (("--generation-config", "vllm"), "vllm"),
-    "api_key": (("--api-key", "k1", "--api-key", "k2"), ["k1", "k2"]),
     "max_n": (("--max-n", "4"), 4),
     "max_logprobs": (("--max-logprobs", "-1"), -1),
-    "sse_keep_alive_interval": (("--sse-keep-alive-interval", "2.5"), 2.5),
+    "max_prompts": (("--max-prompts", "5"), 5),
+    "scheduling_policy": (("--scheduling-policy", "priority"), "priority"),
+    "edge": (("--max-json-depth", "9"), EdgeOptions(max_json_depth=9)),
     "shutdown_timeout": (("--shutdown-timeout", "1"), 1.0),
     "on_engine_death": (("--on-engine-death", "exit"), "exit"),
     "engine_heartbeat_timeout": (("--engine-heartbeat-timeout", "0"), 0.0),
@@ -140,19 +142,6 @@ def test_every_flag_is_read_and_changes_what_is_run(name: str, model: str) -> No
     # What a child gets is what was meant.
     for part in (config.api, *config.engines):
         assert msgspec.json.decode(msgspec.json.encode(part), type=type(part)) == part
-
-
-def test_keys_come_from_the_environment_unless_given(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENURE_API_KEY", "from, environment")
-    assert serve_config([model], ServeOptions()).api.api_keys == ("from", "environment")
-    assert serve_config([model], ServeOptions(api_key=[" given "])).api.api_keys == ("given",)
-
-
-def test_an_empty_key_opens_no_server(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is when a variable was not set; neither is the server then open to those who send an empty key."""
-    monkeypatch.delenv("TENURE_API_KEY", raising=False)
-    with pytest.raises(CallerError, match="--api-key was given without a key"):
-        serve_config([model], ServeOptions(api_key=[""]))
 
 
 @pytest.mark.parametrize("seconds", [0.1, 1.0, 1.49])

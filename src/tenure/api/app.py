@@ -10,6 +10,7 @@ from tenure.api import operations
 from tenure.api.chat_types import ChatRequest
 from tenure.api.completion_types import CompletionRequest
 from tenure.api.context import AppContext
+from tenure.api.cors import answer_preflights
 from tenure.api.dispatch import Dispatcher
 from tenure.api.generation_routes import chat_completions, completions
 from tenure.api.guard import Guard, Tally
@@ -17,6 +18,7 @@ from tenure.api.limits import HttpLimits
 from tenure.api.openapi import Describe, build_document
 from tenure.api.response_types import ChatChunk, ChatCompletion, Completion, CompletionChunk
 from tenure.api.routes import Route, RouteTable
+from tenure.config import CorsConfig, KeyRing
 from tenure.process.counters import CounterSchema
 
 
@@ -63,13 +65,20 @@ DESCRIPTIONS: Mapping[str, Describe] = {
 }
 
 
-def build_app(context: AppContext, tally: Tally, limits: HttpLimits, keys: Sequence[str] = ()) -> Guard:
+def build_app(
+    context: AppContext,
+    tally: Tally,
+    limits: HttpLimits,
+    keys: KeyRing = KeyRing(),  # noqa: B008 -- frozen
+    cors: CorsConfig = CorsConfig(),  # noqa: B008
+) -> Guard:
     """Return the ASGI application: the guard around the dispatcher."""
     routes = route_table()
-    return Guard(build_inner(context, routes, limits), routes, tally, limits, keys)
+    inner = answer_preflights(build_inner(context, routes, limits), cors)
+    return Guard(inner, routes, tally, limits, keys, context.settings.root_path)
 
 
 def build_inner(context: AppContext, routes: RouteTable, limits: HttpLimits) -> ASGIApp:
     """Return what the guard runs; middleware may go around it."""
-    document = build_document(routes.routes, DESCRIPTIONS, context.settings.version)
+    document = build_document(routes.routes, DESCRIPTIONS, context.settings.version, context.settings.root_path)
     return Dispatcher(replace(context, document=msgspec.json.encode(document)), limits)

@@ -18,12 +18,16 @@ class ApiSettings:
     max_logprobs: int = 20
     """-1 lets a request ask for the whole vocabulary."""
     max_prompts: int = 1024
+    priorities: bool = False
+    """Whether the `priority` of a request has an effect."""
     max_inputs: int = 8192
     """Texts of one request for embeddings, scores or classes; the engine's gate may admit fewer."""
     thread_above: int = 8192
     """Bytes of a body, or of a response with logprobs, from which the work on it leaves the event loop."""
     seed: int | None = None
     """Of requests that give none; None draws one for each."""
+    root_path: str = ""
+    """Prefix under which a proxy serves this server."""
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,14 @@ def queue_full(message: str, retry_after: float | None = None) -> ApiError:
     return ApiError(429, "queue_full", message, type="RateLimitError", outcome=Outcome.QUEUE_FULL, retry_after=wait)
 
 
+def too_many_bodies(limit: int) -> ApiError:
+    return queue_full(f"The bodies of open requests would be larger than the limit of {limit} bytes in all.")
+
+
+def too_many_connections(limit: int) -> ApiError:
+    return queue_full(f"The server has reached its limit of {limit} open connections.")
+
+
 def engine_unavailable(message: str, retry_after: float | None = None) -> ApiError:
     return ApiError(
         503,

@@ -18,9 +18,10 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -35,6 +36,7 @@ from tenure.api.limits import HttpLimits
 from tenure.api.outlet import Outlet
 from tenure.api.routes import Match, Route, RouteTable
 from tenure.api.visit import Arrival, Stage, Visit
+from tenure.config import KeyRing
 from tenure.outcomes import Outcome
 
 CANCEL_SECONDS = "cancel_seconds"
@@ -53,10 +55,11 @@ class Tally(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GuardSnapshot:
-    """Open work requests, and disconnect watchers of all requests."""
+    """Open work requests; disconnect watchers, and bytes of bodies, of all requests."""
 
     open: int
     watchers: int
+    body_bytes: int
     draining: bool
 
 
@@ -64,21 +67,31 @@ class Guard:
     """ASGI application around `app`, which must end in a `Dispatcher`."""
 
     def __init__(
-        self, app: ASGIApp, routes: RouteTable, tally: Tally, limits: HttpLimits, keys: Sequence[str] = ()
+        self,
+        app: ASGIApp,
+        routes: RouteTable,
+        tally: Tally,
+        limits: HttpLimits,
+        keys: KeyRing = KeyRing(),  # noqa: B008 -- frozen
+        root_path: str = "",
     ) -> None:
         self._app = app
         self._routes = routes
         self._tally = tally
         self._limits = limits
-        self._keys = tuple(key.encode() for key in keys)
+        self._keys = intake.digests(keys.keys)
+        self._root_path = root_path
         self._open: set[Visit] = set()
+        self._body_bytes = 0
         self._watchers = 0
         self._draining: ApiError | None = None
         self._emptied: list[anyio.Event] = []
 
     def snapshot(self) -> GuardSnapshot:
         work = sum(visit.work for visit in self._open)
-        return GuardSnapshot(open=work, watchers=self._watchers, draining=self._draining is not None)
+        return GuardSnapshot(
+            open=work, watchers=self._watchers, body_bytes=self._body_bytes, draining=self._draining is not None
+        )
 
     def drain(self, reason: str) -> None:
         """From now on new work is answered 503 with `reason`; what is open goes on."""
@@ -108,12 +121,19 @@ class Guard:
 
     async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = _in_origin_form(scope)
-        match = self._routes.match(scope["method"], scope["path"])
+        match = self._match(scope["method"], scope["path"])
         connection: Connection | None = scope.get("extensions", {}).get(CONNECTION_KEY)
         visit = _open_visit(scope, match)
         outlet = Outlet(visit, send, connection, self._limits.stall_timeout)
         with self._counted(visit):
             await self._serve(visit, match, scope, receive, outlet, connection)
+
+    def _match(self, method: str, path: str) -> Match | None:
+        """Find the route of a path, which a proxy has taken the prefix off or not."""
+        match = self._routes.match(method, path)
+        if match is None and self._root_path and path.startswith(self._root_path + "/"):
+            return self._routes.match(method, path.removeprefix(self._root_path))
+        return match
 
     @contextmanager
     def _counted(self, visit: Visit) -> Iterator[None]:
@@ -125,6 +145,7 @@ class Guard:
             yield
         finally:
             self._open.remove(visit)
+            self._body_bytes -= visit.body_bytes
             if visit.work:
                 self._close_out(visit)
             if not self._open:
@@ -199,9 +220,16 @@ class Guard:
     async def _take_body(self, visit: Visit, receive: Receive) -> None:
         if not visit.arrival.route.body or visit.arrival.method == "OPTIONS":
             return
-        visit.body = await intake.read_body(receive, self._limits)
+        visit.body = await intake.read_body(receive, self._limits, partial(self._hold, visit))
         visit.body_complete = True
         intake.check_depth(visit.body, self._limits.max_body_depth)
+
+    def _hold(self, visit: Visit, size: int) -> None:
+        """Account for bytes of a body; they are let go of when the visit ends."""
+        if self._body_bytes + size > self._limits.max_open_body_bytes:
+            raise errors.too_many_bodies(self._limits.max_open_body_bytes)
+        self._body_bytes += size
+        visit.body_bytes += size
 
     async def _watch_connection(self, visit: Visit, connection: Connection) -> None:
         with self._watching():
@@ -239,7 +267,7 @@ class Guard:
 def _in_origin_form(scope: Scope) -> Scope:
     """A target may name scheme and host before the path (RFC 9112, 3.2.2)."""
     scheme, separator, rest = scope["path"].partition("://")
-    if not separator or scheme not in ("http", "https"):
+    if not separator or scheme.lower() not in ("http", "https"):
         return scope
     return {**scope, "path": "/" + rest.partition("/")[2]}
 

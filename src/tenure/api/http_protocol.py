@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: uvicorn's h11 protocol, with four gaps closed.
+"""One HTTP/1.1 connection: uvicorn's h11 protocol, with five gaps closed.
 
 1. *A pipelined request hides the client's leaving*: h11 pauses at the next request and uvicorn then stops reading, so
    neither FIN nor RST is seen. Here bytes that come while a request is being answered are kept, reading goes on, and a
@@ -7,7 +7,9 @@
    still incomplete), and 408 for a head that is not complete in time, which uvicorn would wait for without end.
 3. *A refused client must be able to read why*: closing with unread bytes resets the connection and discards the
    answer. `LingeringTransport.close` ends the writing side first and reads on for a bounded time.
-4. *The end of the connection* is an event that no middleware can take away: `scope["extensions"]["tenure.connection"]`.
+4. *Shapes that two servers may read differently* are refused, so that a proxy in front cannot be tricked: a body with
+   both a length and chunks, codings other than `chunked`. Empty lines ahead of a request are skipped, as they must be.
+5. *The end of the connection* is an event that no middleware can take away: `scope["extensions"]["tenure.connection"]`.
 
 A client that closes or half-closes its connection has left: `closed` is set at the FIN, and a response that is not yet
 complete is dropped at once instead of waiting for its buffer to drain.
@@ -17,6 +19,7 @@ Owner: the event loop's callbacks of this connection; `Connection` is read by th
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -32,8 +35,16 @@ from tenure.api.errors import ApiError
 from tenure.api.limits import HttpLimits
 
 CONNECTION_KEY = "tenure.connection"
-_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
-
+_REASONS = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    429: b"Too Many Requests",
+    431: b"Request Header Fields Too Large",
+}
+_EMPTY_LINES = re.compile(rb"(?:\r?\n)*")
+_WRITE_BUFFER_BYTES = 64 * 1024
+_SPARE_CONNECTIONS = 256
+"""Beyond the limit, for those that are being told of it; what comes on top is dropped without a word."""
 
 _FREE_CHUNKS = 1000
 _LEAST_CHUNK_BYTES = 16
@@ -63,10 +74,13 @@ class BoundedConnection(h11.Connection):
         self.refusal: ApiError | None = None
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        in_body = self.their_state is h11.SEND_BODY
+        if self.their_state is h11.IDLE and self._skip_empty_lines():
+            return h11.NEED_DATA
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as exc:
-            self.refusal = _refusal(exc, self._limits)
+            self.refusal = _refusal(exc, self._limits, in_body)
             raise
         if isinstance(event, h11.Request):
             self._chunks = self._chunk_bytes = 0
@@ -74,6 +88,13 @@ class BoundedConnection(h11.Connection):
         elif isinstance(event, h11.Data):
             self._check_chunk(event)
         return event
+
+    def _skip_empty_lines(self) -> bool:
+        """Skip what clients may send ahead of a request (RFC 9112, 2.2); True when the last line is half there."""
+        ahead = _EMPTY_LINES.match(self.trailing_data[0])
+        if ahead is not None and ahead.end():
+            self._receive_buffer.maybe_extract_at_most(ahead.end())
+        return self.trailing_data[0] == b"\r"
 
     def _check_chunk(self, data: h11.Data) -> None:
         """Refuse a body in crumbs: a read full of them would keep the event loop busy for seconds."""
@@ -90,8 +111,9 @@ class BoundedConnection(h11.Connection):
         elif size > self._limits.max_header_bytes:
             self.refusal = errors.headers_too_large(_head_limit(self._limits))
         else:
-            return
-        raise h11.RemoteProtocolError(self.refusal.message, error_status_hint=431)
+            self.refusal = _ambiguous(head)
+        if self.refusal is not None:
+            raise h11.RemoteProtocolError(self.refusal.message, error_status_hint=self.refusal.status)
 
 
 class LingeringTransport:
@@ -141,6 +163,12 @@ class TenureProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, LingeringTransport(cast(asyncio.Transport, transport), self)))
         self._timer = self.loop.call_later(self._limits.header_timeout, self._head_too_slow)
+        self.transport.set_write_buffer_limits(_WRITE_BUFFER_BYTES)  # under TLS it would be half a megabyte
+        beyond = len(self.connections) - self._limits.max_connections
+        if beyond > _SPARE_CONNECTIONS:
+            self._abort()
+        elif beyond > 0:
+            self._refuse(errors.too_many_connections(self._limits.max_connections))
 
     def data_received(self, data: bytes) -> None:
         if self.lingering:
@@ -172,13 +200,14 @@ class TenureProtocol(H11Protocol):
     def linger(self) -> bool:
         """Whether the end of the connection was put off, because the client may be sending still."""
         mid_request = self.conn.their_state in (h11.SEND_BODY, h11.ERROR) or self.conn.refusal is not None
-        if self.lingering or not mid_request or self.connection.closed.is_set() or not self.transport.can_write_eof():
+        if self.lingering or not mid_request or self.connection.closed.is_set():
             return False
         self.lingering = True
         self._stop_timer()
         self._timer = self.loop.call_later(self._limits.linger_timeout, self._abort)
         self.flow.resume_reading()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # not under TLS, where the client has to notice the answer's end itself
+            self.transport.write_eof()
         return True
 
     def limit_closing(self) -> None:
@@ -201,7 +230,7 @@ class TenureProtocol(H11Protocol):
                 self._abort()
         elif self.conn.their_state is not h11.IDLE:
             self._stop_timer()
-        elif self._timer is None and self.conn.trailing_data[0]:
+        elif self._timer is None and (self.conn.trailing_data[0] or self.timeout_keep_alive_task is None):
             self._timer = self.loop.call_later(self._limits.header_timeout, self._head_too_slow)
 
     def _client_left(self) -> None:
@@ -247,6 +276,7 @@ class TenureProtocol(H11Protocol):
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
+            *((name.encode(), value.encode()) for name, value in refusal.headers.items()),
         ]
         self.logger.info("refused a connection: %s", json.dumps(refusal.message))
         head = h11.Response(status_code=refusal.status, headers=headers, reason=_REASONS.get(refusal.status, b""))
@@ -280,7 +310,23 @@ def _head_limit(limits: HttpLimits) -> str:
     return f"The request headers are larger than the limit of {limits.max_header_bytes} bytes."
 
 
-def _refusal(exc: h11.RemoteProtocolError, limits: HttpLimits) -> ApiError:
+def _ambiguous(head: h11.Request) -> ApiError | None:
+    """Why a head that h11 accepts could be read in two ways, if so."""
+    names = {name for name, _ in head.headers}
+    if b"transfer-encoding" not in names:
+        return None
+    if b"content-length" in names:
+        return errors.malformed_request("A request has either a Content-Length or a Transfer-Encoding, not both.")
+    if head.http_version < b"1.1":
+        return errors.malformed_request("A request of HTTP/1.0 has no Transfer-Encoding.")
+    return None
+
+
+def _refusal(exc: h11.RemoteProtocolError, limits: HttpLimits, in_body: bool) -> ApiError:
+    if in_body:
+        return errors.malformed_request("The chunks of the request body are malformed.")
     if exc.error_status_hint == 431:
         return errors.headers_too_large(_head_limit(limits))
+    if exc.error_status_hint == 501:
+        return errors.malformed_request("The only Transfer-Encoding that is understood is `chunked`.")
     return errors.malformed_request("The request is not valid HTTP/1.1.")

@@ -4,7 +4,8 @@ Pure functions over headers and bytes, but for `read_body`. Each raises the `Api
 """
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from hashlib import sha256
 
 import anyio
 import numpy as np
@@ -24,8 +25,13 @@ class ClientGone(Exception):
     """The client left before its request was complete."""
 
 
+def digests(keys: Sequence[str]) -> tuple[bytes, ...]:
+    """What is kept of the keys to compare credentials with: digests have one length, whatever the keys'."""
+    return tuple(sha256(key.encode()).digest() for key in keys)
+
+
 def check_key(headers: Headers, keys: Sequence[bytes]) -> None:
-    """Compare the credential with every key in constant time; no keys at all means that all may pass."""
+    """Compare the credentials with every key (`digests`) in constant time; no keys at all means that all may pass."""
     if not keys:
         return
     given = []
@@ -34,7 +40,8 @@ def check_key(headers: Headers, keys: Sequence[bytes]) -> None:
         given.append(credential.strip())
     if "x-api-key" in headers:
         given.append(headers["x-api-key"].strip())
-    hits = [hmac.compare_digest(one.encode("latin-1"), key) for one in given for key in keys]
+    found = [sha256(one.encode("latin-1")).digest() for one in given]
+    hits = [hmac.compare_digest(one, key) for one in found for key in keys]
     if not any(hits):
         raise errors.invalid_api_key()
 
@@ -78,17 +85,22 @@ def check_length(headers: Headers, limit: int) -> None:
         raise errors.request_too_large(limit)
 
 
-async def read_body(receive: Receive, limits: HttpLimits) -> bytes:
-    """The whole body, bounded in bytes and time; raises `ClientGone` when the client leaves first."""
+async def read_body(receive: Receive, limits: HttpLimits, hold: Callable[[int], None]) -> bytes:
+    """The whole body, bounded in bytes and time; raises `ClientGone` when the client leaves first.
+
+    `hold` is told of the bytes as they come, and may refuse them.
+    """
     chunks = bytearray()
     with anyio.move_on_after(limits.body_timeout) as scope:
         while True:
             message = await receive()
             if message["type"] != "http.request":
                 raise ClientGone
-            chunks += message.get("body", b"")
-            if len(chunks) > limits.max_body_bytes:
+            part = message.get("body", b"")
+            if len(chunks) + len(part) > limits.max_body_bytes:
                 raise errors.request_too_large(limits.max_body_bytes)
+            hold(len(part))
+            chunks += part
             if not message.get("more_body", False):
                 break
     if scope.cancelled_caught:

@@ -4,6 +4,7 @@ One task group owns everything in it: the connections to the engines, the HTTP s
 It ends when it is told to (SIGTERM) and has drained, or when the supervisor is gone.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -12,27 +13,35 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import anyio
+import msgspec
 import uvicorn
+from starlette.types import ASGIApp
 
 from tenure import __version__
 from tenure.api.app import build_app, counter_schema
 from tenure.api.context import ApiSettings, AppContext
+from tenure.api.cors import say_whose_pages
 from tenure.api.guard import Guard
 from tenure.api.http_protocol import http_protocol
-from tenure.api.limits import HttpLimits
 from tenure.api.text_model import TextModel, load_text_model
 from tenure.client import EngineClient, Fleet, Served
-from tenure.config import ApiConfig, read_config
+from tenure.config import ApiConfig, HttpLimits, TlsConfig, read_config
 from tenure.errors import TenureError
 from tenure.models.config import read_sampling_defaults
 from tenure.process.counters import SharedCounters
+from tenure.process.descriptors import allow_descriptors
 from tenure.process.lifeline import die_with_parent, end_of_file
 from tenure.process.logs import configure_logging
 from tenure.process.reports import Failed, Serving, write_report
 
+logger = logging.getLogger("tenure.api")
+
 _KEEP_ALIVE = 5
+_OTHER_DESCRIPTORS = 512
+"""For connections that are told that there are too many, engines, files."""
 _LAST_WORDS_TIMEOUT = 5.0
 """How long clients have, when the time to drain is over, to read that their requests are ended."""
 
@@ -71,9 +80,15 @@ async def _serve(
             fleet = _fleet(config)
             group.start_soon(fleet.run)
             tally = shared.worker(config.worker)
-            limits = HttpLimits(keep_alive_interval=config.keep_alive_interval)
+            limits = _within_descriptors(config.limits)
             settings = ApiSettings(
-                version=__version__, max_n=config.max_n, max_logprobs=config.max_logprobs, seed=config.seed
+                version=__version__,
+                max_n=config.max_n,
+                max_logprobs=config.max_logprobs,
+                max_prompts=config.max_prompts,
+                priorities=config.scheduling_policy == "priority",
+                seed=config.seed,
+                root_path=config.root_path,
             )
             context = AppContext(
                 fleet=fleet,
@@ -85,8 +100,8 @@ async def _serve(
                 started_at=time.monotonic(),
                 draining=lambda: guard.snapshot().draining,
             )
-            guard = build_app(context, tally, limits, config.api_keys)
-            server = _Server(_uvicorn_config(guard, limits))
+            guard = build_app(context, tally, limits, config.api_keys, config.cors)
+            server = _Server(_uvicorn_config(say_whose_pages(guard, config.cors), limits, config.tls))
             group.start_soon(_drain_on_signal, signals, guard, server, config.shutdown_timeout)
             group.start_soon(_report_ready, fleet, report)
             await server.serve([listener])
@@ -109,9 +124,18 @@ def _fleet(config: ApiConfig) -> Fleet:
     return Fleet(served)
 
 
-def _uvicorn_config(guard: Guard, limits: HttpLimits) -> uvicorn.Config:
+def _within_descriptors(limits: HttpLimits) -> HttpLimits:
+    """Hold no more connections than the system lets this process have, with some left for all else."""
+    allowed = allow_descriptors(limits.max_connections + _OTHER_DESCRIPTORS) - _OTHER_DESCRIPTORS
+    if allowed >= limits.max_connections:
+        return limits
+    logger.warning("the system's limit of open files (ulimit -n) allows %d connections", max(1, allowed))
+    return msgspec.structs.replace(limits, max_connections=max(1, allowed))
+
+
+def _uvicorn_config(app: ASGIApp, limits: HttpLimits, tls: TlsConfig | None) -> uvicorn.Config:
     return uvicorn.Config(
-        guard,
+        app,
         http=http_protocol(limits),
         ws="none",
         lifespan="off",
@@ -120,7 +144,20 @@ def _uvicorn_config(guard: Guard, limits: HttpLimits) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE,
+        **_tls_settings(tls),
     )
+
+
+def _tls_settings(tls: TlsConfig | None) -> dict[str, Any]:
+    if tls is None:
+        return {}
+    return {
+        "ssl_certfile": tls.certfile,
+        "ssl_keyfile": tls.keyfile,
+        "ssl_ca_certs": tls.ca_certs,
+        "ssl_cert_reqs": tls.cert_reqs,
+        "ssl_ciphers": tls.ciphers,
+    }
 
 
 async def _report_ready(fleet: Fleet, report: int) -> None:

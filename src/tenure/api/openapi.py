@@ -55,8 +55,10 @@ class Describe:
     """May answer 503 though it is no work route."""
 
 
-def build_document(routes: Sequence[Route], descriptions: Mapping[str, Describe], version: str) -> dict[str, Any]:
-    """Return the document; routes without a description are left out."""
+def build_document(
+    routes: Sequence[Route], descriptions: Mapping[str, Describe], version: str, root_path: str = ""
+) -> dict[str, Any]:
+    """Return the document; routes without a description are left out. `root_path` is the prefix behind a proxy."""
     shown = [route for route in routes if route.path in descriptions]
     types = {kind for route in shown for kind in _types(descriptions[route.path])} | {ErrorEnvelope}
     ordered = sorted(types, key=lambda kind: kind.__name__)
@@ -71,6 +73,7 @@ def build_document(routes: Sequence[Route], descriptions: Mapping[str, Describe]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Tenure", "version": version, "description": "An inference server for language models."},
+        "servers": [{"url": root_path or "/"}],
         "paths": paths,
         "components": {
             "schemas": {name: _tidy(schema) for name, schema in components.items()},

@@ -179,13 +179,14 @@ def check_cache_salt(salt: str | None) -> str:
     return salt
 
 
-def check_priority(numbers: Numbers, header: str | None) -> int:
-    """Return the priority; the header `X-Vllm-Priority` overrides the field."""
-    if header is None:
-        return int(numbers.get("priority", 0))
-    if not _KEY.fullmatch(header.strip()):
-        raise invalid_request("The header X-Vllm-Priority must be an integer of 64 bits.", "priority")
-    return int(check_number("priority", int(header), RANGES["priority"]))
+def check_priority(numbers: Numbers, header: str | None, settings: ApiSettings) -> int:
+    """Return the priority, 0 where the server goes by arrival; the header `X-Vllm-Priority` overrides the field."""
+    priority = numbers.get("priority", 0)
+    if header is not None:
+        if not _KEY.fullmatch(header.strip()):
+            raise invalid_request("The header X-Vllm-Priority must be an integer of 64 bits.", "priority")
+        priority = check_number("priority", int(header), RANGES["priority"])
+    return int(priority) if settings.priorities else 0
 
 
 def check_stream_options(request: SamplingFields) -> tuple[bool, bool]:

@@ -206,7 +206,7 @@ def _draft(
         settings=settings,
         n=check_choices(numbers, model, settings),
         prompt_logprobs=check_prompt_logprobs(request, numbers, settings, window.vocabulary_size),
-        priority=check_priority(numbers, priority),
+        priority=check_priority(numbers, priority, settings),
         stop=check_stop(request.stop),
         usage=check_stream_options(request),
         cache_salt=check_cache_salt(request.cache_salt),

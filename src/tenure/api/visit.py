@@ -57,6 +57,8 @@ class Visit:
         self.arrival = arrival
         self.work = work
         self.body = b""
+        self.body_bytes = 0
+        """Of the body, as far as it was read."""
         self.body_complete = False
         self.data_parallel_rank: int | None = None
         self.model = ""

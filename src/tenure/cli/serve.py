@@ -10,8 +10,10 @@ from typing import Annotated, Literal
 import msgspec
 from cyclopts import Parameter, validators
 
+from tenure.cli import edge
+from tenure.cli.edge import EdgeOptions
 from tenure.cli.flags import MOST, real, whole
-from tenure.config import ApiConfig, EngineConfig, ModelChoice, ServeConfig, environment_api_keys
+from tenure.config import ApiConfig, EngineConfig, ModelChoice, ServeConfig
 from tenure.errors import CallerError, ResourceError
 from tenure.source import ALIASES, installed_aliases, resolve_source
 from tenure.wire.messages import ModelCard
@@ -60,14 +62,15 @@ class ServeOptions:
     """Seed of requests that give none; by default each gets a random one."""
     generation_config: Literal["auto", "vllm"] = "auto"
     """auto takes sampling defaults from the model's generation config, vllm does not."""
-    api_key: Annotated[list[str], Parameter(consume_multiple=True)] = field(default_factory=list)
-    """Keys that clients may use; by default those in TENURE_API_KEY, and none are needed if that is empty."""
     max_n: AtLeastOne = 128
     """Most choices of one prompt."""
     max_logprobs: Annotated[int, whole(-1)] = 20
     """Most logprobs per token; -1 allows the whole vocabulary."""
-    sse_keep_alive_interval: Seconds = 0.0
-    """Seconds of silence in a stream after which a comment line is sent; 0 is never."""
+    max_prompts: AtLeastOne = 1024
+    """Most prompts of one request."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Order of waiting requests: as they came, whatever `priority` they ask for, or by priority, lower first."""
+    edge: Annotated[EdgeOptions, Parameter(name="*")] = field(default_factory=EdgeOptions)
     shutdown_timeout: Seconds = 30.0
     """Seconds that open requests may take to finish when the server is told to stop."""
     on_engine_death: Literal["restart", "exit"] = "restart"
@@ -115,12 +118,17 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
     api = ApiConfig(
         models=choices,
         shutdown_timeout=options.shutdown_timeout,
-        api_keys=_api_keys(options.api_key) or environment_api_keys(),
-        keep_alive_interval=options.sse_keep_alive_interval,
+        api_keys=edge.key_ring(options.edge),
+        limits=edge.http_limits(options.edge),
+        cors=edge.cors(options.edge),
+        tls=edge.tls(options.edge),
+        root_path=edge.root_path(options.edge),
         generation_config=options.generation_config,
         seed=options.seed,
         max_n=options.max_n,
         max_logprobs=options.max_logprobs,
+        max_prompts=options.max_prompts,
+        scheduling_policy=options.scheduling_policy,
         engine_heartbeat_timeout=options.engine_heartbeat_timeout,
     )
     return ServeConfig(
@@ -130,13 +138,6 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
         port=options.port,
         on_engine_death=options.on_engine_death,
     )
-
-
-def _api_keys(given: Sequence[str]) -> tuple[str, ...]:
-    keys = tuple(key.strip() for key in given)
-    if not all(keys):
-        raise CallerError("--api-key was given without a key; a server with an empty key would be open to all")
-    return keys
 
 
 def _demo_models() -> list[str]:

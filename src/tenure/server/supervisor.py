@@ -68,7 +68,7 @@ class Supervisor:
 
     async def _run(self, stack: AsyncExitStack) -> None:
         listener = stack.enter_context(listening(self._config.host, self._config.port))
-        self._address = address_of(listener)
+        self._address = address_of(listener, "http" if self._config.api.tls is None else "https")
         counters = stack.enter_context(closing(SharedCounters.create(counter_schema(self._config.api.model_names))))
         directory = stack.enter_context(TemporaryDirectory(prefix="tenure-"))
         signals = stack.enter_context(anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
@@ -159,10 +159,10 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def address_of(listener: socket.socket) -> str:
+def address_of(listener: socket.socket, scheme: str = "http") -> str:
     """The URL at which a listening socket is reached."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def _end_on_signal(signals: AsyncIterator[signal.Signals]) -> None:

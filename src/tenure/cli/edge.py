@@ -1,0 +1,183 @@
+"""The flags of `tenure serve` that say who may talk to it, how, and how much at a time."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter, validators
+
+from tenure.cli.flags import MOST, real, whole
+from tenure.config import CorsConfig, HttpLimits, KeyRing, TlsConfig, environment_api_keys
+from tenure.errors import CallerError
+
+_MIB = 1024 * 1024
+_DEFAULTS = HttpLimits()
+_PREFIX = re.compile(r"(/[A-Za-z0-9_.~-]+)+")
+
+AtLeastOne = Annotated[int, whole(1)]
+Positive = Annotated[float, Parameter(validator=validators.Number(gt=0, lte=MOST))]
+Texts = Annotated[list[str], Parameter(consume_multiple=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeOptions:
+    """Access and limits."""
+
+    api_key: Texts = field(default_factory=list, repr=False)
+    """Keys that clients may use. Other users of the machine can read them in the list of processes: rather use
+    --api-key-file, or TENURE_API_KEY, which counts when neither flag is given. Without a key all may pass."""
+    api_key_file: str | None = None
+    """File of further keys, one a line; empty lines and lines that begin with # are skipped."""
+    allowed_origins: Texts = field(default_factory=list)
+    """Origins whose web pages may call this server (CORS), * for all; none by default."""
+    allowed_methods: Texts = field(default_factory=lambda: ["*"])
+    """Methods that those pages may use."""
+    allowed_headers: Texts = field(default_factory=lambda: ["*"])
+    """Request headers that those pages may send."""
+    allow_credentials: bool = False
+    """Let those pages send cookies and stored credentials along."""
+    ssl_certfile: str | None = None
+    """Certificate (PEM, with its chain); with it the server speaks HTTPS alone."""
+    ssl_keyfile: str | None = None
+    """The certificate's key (PEM, not encrypted), if it is not in the same file."""
+    ssl_ca_certs: str | None = None
+    """Authorities (PEM) that sign the certificates of clients."""
+    ssl_cert_reqs: Annotated[int, whole(0, 2)] = 0
+    """Certificates of clients: 0 not asked for, 1 checked if there is one, 2 required."""
+    ssl_ciphers: str | None = None
+    """Ciphers for TLS up to 1.2, in OpenSSL's notation."""
+    root_path: str = ""
+    """Prefix under which a proxy serves this server, whether or not the proxy takes it off."""
+    max_body_size: Positive = _DEFAULTS.max_body_bytes / _MIB
+    """Largest request body, in MiB."""
+    max_open_body_size: Positive = _DEFAULTS.max_open_body_bytes / _MIB
+    """Most of all request bodies that one API process holds at a time, in MiB."""
+    max_json_depth: Annotated[int, whole(1, 256)] = _DEFAULTS.max_body_depth
+    """Deepest nesting of arrays and objects in a body."""
+    max_header_size: Annotated[int, Parameter(alias="--h11-max-incomplete-event-size"), whole(1024)] = (
+        _DEFAULTS.max_header_bytes
+    )
+    """Largest request head, in bytes."""
+    max_header_count: Annotated[int, Parameter(alias="--h11-max-header-count"), whole(1)] = _DEFAULTS.max_header_count
+    """Most headers of a request."""
+    header_timeout: Positive = _DEFAULTS.header_timeout
+    """Seconds in which a request's head must arrive."""
+    body_timeout: Positive = _DEFAULTS.body_timeout
+    """Seconds in which a request's body must arrive."""
+    max_connections: AtLeastOne = _DEFAULTS.max_connections
+    """Most connections that one API process holds open."""
+    sse_keep_alive_interval: Annotated[float, real(0)] = _DEFAULTS.keep_alive_interval
+    """Seconds of silence in a stream after which a comment line is sent; 0 is never."""
+
+
+def key_ring(options: EdgeOptions) -> KeyRing:
+    """Return the keys: those of the flags, else those of the environment. Raises CallerError."""
+    given = tuple(key.strip() for key in options.api_key)
+    if not all(given):
+        raise CallerError("--api-key was given without a key; a server with an empty key would be open to all")
+    if options.api_key_file is not None:
+        given += _keys_of(options.api_key_file)
+    return KeyRing(given or environment_api_keys())
+
+
+def _keys_of(path: str) -> tuple[str, ...]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.strip() for line in file]
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise CallerError(f"--api-key-file {path}: {reason}") from error
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise CallerError(f"--api-key-file {path} holds no key; a server without keys would be open to all")
+    return keys
+
+
+def http_limits(options: EdgeOptions) -> HttpLimits:
+    return HttpLimits(
+        max_header_bytes=options.max_header_size,
+        max_header_count=options.max_header_count,
+        header_timeout=options.header_timeout,
+        max_body_bytes=max(1, round(options.max_body_size * _MIB)),
+        max_body_depth=options.max_json_depth,
+        body_timeout=options.body_timeout,
+        max_open_body_bytes=max(1, round(options.max_open_body_size * _MIB)),
+        max_connections=options.max_connections,
+        keep_alive_interval=options.sse_keep_alive_interval,
+    )
+
+
+def cors(options: EdgeOptions) -> CorsConfig:
+    return CorsConfig(
+        origins=_listed("--allowed-origins", options.allowed_origins),
+        methods=_listed("--allowed-methods", options.allowed_methods),
+        headers=_listed("--allowed-headers", options.allowed_headers),
+        credentials=options.allow_credentials,
+    )
+
+
+def _listed(flag: str, values: Sequence[str]) -> tuple[str, ...]:
+    """The values of a flag, each of which may also be a JSON list, as vLLM takes it."""
+    found: list[str] = []
+    for value in values:
+        if not value.startswith("["):
+            found.append(value)
+            continue
+        try:
+            found += msgspec.json.decode(value, type=list[str])
+        except msgspec.MsgspecError as error:
+            raise CallerError(f"{flag} {value} is no JSON list of texts") from error
+    return tuple(found)
+
+
+def tls(options: EdgeOptions) -> TlsConfig | None:
+    """Return what the flags ask for, once it is known to work; None without a certificate. Raises CallerError."""
+    others = (options.ssl_keyfile, options.ssl_ca_certs, options.ssl_ciphers, options.ssl_cert_reqs)
+    if options.ssl_certfile is None:
+        if any(others):
+            raise CallerError("the --ssl flags need --ssl-certfile")
+        return None
+    if options.ssl_cert_reqs and options.ssl_ca_certs is None:
+        raise CallerError("--ssl-cert-reqs needs --ssl-ca-certs, which says whose certificates are good")
+    config = TlsConfig(
+        certfile=options.ssl_certfile,
+        keyfile=options.ssl_keyfile,
+        ca_certs=options.ssl_ca_certs,
+        cert_reqs=options.ssl_cert_reqs,
+        ciphers=options.ssl_ciphers,
+    )
+    _try_out(config)
+    return config
+
+
+def _try_out(config: TlsConfig) -> None:
+    import ssl  # noqa: PLC0415 -- takes time to import, and few servers speak HTTPS themselves
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    what = f"--ssl-certfile {config.certfile}"
+    try:
+        context.load_cert_chain(config.certfile, config.keyfile, _no_password)
+        if config.ca_certs is not None:
+            what = f"--ssl-ca-certs {config.ca_certs}"
+            context.load_verify_locations(config.ca_certs)
+        if config.ciphers is not None:
+            what = f"--ssl-ciphers {config.ciphers}"
+            context.set_ciphers(config.ciphers)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        with_key = f" with --ssl-keyfile {config.keyfile}" if config.keyfile and "certfile" in what else ""
+        raise CallerError(f"{what}{with_key}: {reason}") from error
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; give one that is not")
+
+
+def root_path(options: EdgeOptions) -> str:
+    """Return the prefix as `/like/this`, or nothing. Raises CallerError."""
+    path = options.root_path.rstrip("/")
+    if path and not _PREFIX.fullmatch(path):
+        raise CallerError(f"--root-path {options.root_path}: a path is needed, as /like/this")
+    return path
