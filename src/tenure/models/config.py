@@ -3,7 +3,6 @@
 Every number that sizes anything is checked here, so the code that builds the model can rely on it.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,11 +12,9 @@ from typing import Any
 
 from tenure.errors import CallerError, ResourceError
 from tenure.gguf_file import GGUFFile
+from tenure.models.json_files import Raw, read_object
 from tenure.source import ResolvedSource, SourceKind
 
-Raw = Mapping[str, Any]
-
-MAX_CONFIG_BYTES = 16 << 20
 _GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
@@ -99,7 +96,7 @@ def read_sampling_defaults(source: ResolvedSource) -> dict[str, float]:
             names = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
             raw: Raw = {key: file.metadata.get(f"general.sampling.{names.get(key, key)}") for key in SAMPLING_KEYS}
     else:
-        raw = _read_json(source.path / "generation_config.json", required=False)
+        raw = read_object(source.path / "generation_config.json", required=False)
     defaults = {key: raw.get(key) for key in SAMPLING_KEYS}
     return {
         key: value
@@ -109,8 +106,8 @@ def read_sampling_defaults(source: ResolvedSource) -> dict[str, float]:
 
 
 def _from_folder(folder: Path) -> ModelConfig:
-    raw = _read_json(folder / "config.json", required=True)
-    generation = _read_json(folder / "generation_config.json", required=False)
+    raw = read_object(folder / "config.json")
+    generation = read_object(folder / "generation_config.json", required=False)
     architecture = str(raw.get("model_type"))
     if architecture not in _FOLDER_RULES:
         raise CallerError(f"{folder}: models of type {architecture!r} are not served ({', '.join(_FOLDER_RULES)} are)")
@@ -188,6 +185,8 @@ _FOLDER_RULES: Mapping[str, _FolderRules] = MappingProxyType(
         "qwen3": _FolderRules(query_bias=None, output_bias=None, windows=_listed_layers, head_norms=True, head_dim=128),
     }
 )
+DECODER_TYPES = tuple(_FOLDER_RULES)
+"""What a `config.json` may call a decoder that is served."""
 
 
 def _rope_scaling(rope: Raw, path: Path) -> RopeScaling | None:
@@ -287,22 +286,6 @@ def _checked(config: ModelConfig, path: Path) -> ModelConfig:
     if config.rope_scaling is not None and not 0 < config.rope_scaling.factor < 1e6:
         raise ResourceError(f"{path}: a rope scaling factor of {config.rope_scaling.factor}")
     return config
-
-
-def _read_json(path: Path, *, required: bool) -> Raw:
-    if not required and not path.is_file():
-        return {}
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ResourceError(f"{path}: too large for a configuration")
-        raw = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ResourceError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ResourceError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise ResourceError(f"{path}: not a JSON object")
-    return raw
 
 
 def _optional_int(value: Any) -> int | None:

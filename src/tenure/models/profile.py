@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tenure.errors import CallerError, ResourceError
-from tenure.models.config import read_config
+from tenure.models.config import DECODER_TYPES
 from tenure.models.encoder_config import ENCODER_TYPES, EncoderConfig, EncoderHead, encoder_head, read_encoder_config
 from tenure.models.json_files import Raw, read_object
 from tenure.models.modules import PoolingMode, SentenceModules, matryoshka_sizes, read_advice, read_modules
@@ -94,11 +94,11 @@ def _read_own(source: ResolvedSource) -> ModelProfile:
         return _ENCODERS[head](source.path, raw, read_encoder_config(source.path))
     if raw.get("model_type") in ENCODER_TYPES:
         read_encoder_config(source.path)  # raises: it says which heads of this type are served
-    return _decoder(source)
-
-
-def _decoder(source: ResolvedSource) -> ModelProfile:
-    read_config(source)
+    if raw.get("model_type") not in DECODER_TYPES:
+        raise CallerError(
+            f"{source.path}: models of type {raw.get('model_type')!r} are not served; decoders that are: "
+            f"{', '.join(DECODER_TYPES)}; encoders: {', '.join(ENCODER_TYPES)}"
+        )
     return ModelProfile(tasks=("generate",))
 
 
