@@ -107,6 +107,8 @@ class Tokenizer:
         """The text of a sequence as the model's authors decode it; bytes that are not UTF-8 become U+FFFD."""
         dropped = self._vocabulary.special_ids if skip_special_tokens else frozenset()
         kept = [token for token in ids if 0 <= token < self._vocabulary.size and token not in dropped]
+        if len(kept) > _LONG_TEXT:  # as in `encode`
+            return self._vocabulary.backend.decode_batch([kept], skip_special_tokens=False)[0]
         return self._vocabulary.backend.decode(kept, skip_special_tokens=False)
 
     def token_bytes(self, token: int) -> bytes:

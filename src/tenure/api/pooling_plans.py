@@ -1,0 +1,188 @@
+"""From a decoded body to what the engine is asked for and how its answer is written: one function for each route.
+
+Pure, and as slow as the body is long. Nothing of a request reaches the engine but through here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tenure.api.context import ApiSettings
+from tenure.api.embedding_rules import (
+    Encoding,
+    check_dimensions,
+    check_encoding,
+    default_prompt,
+    longest_input,
+    read_inputs,
+    usage_of,
+)
+from tenure.api.embedding_types import (
+    ClassData,
+    Classification,
+    ClassifyRequest,
+    EmbeddingData,
+    EmbeddingRequest,
+    Embeddings,
+    InputFields,
+    PooledData,
+    PooledReply,
+    PoolingRequest,
+)
+from tenure.api.errors import echo, invalid_request
+from tenure.api.long_inputs import chunked, merged
+from tenure.api.pooling_fields import Shared, check_shared
+from tenure.api.pooling_job import PoolingJob, Vectors
+from tenure.api.reply import ReplyHead
+from tenure.api.selection import Chosen
+from tenure.api.text_inputs import Framed, text_window
+from tenure.api.text_model import TextModel
+from tenure.api.vector_json import ENCODER, vector_base64, vector_numbers
+from tenure.models.profile import ModelProfile
+from tenure.pooling import PoolingParams, PoolingTask
+
+Write = Callable[[ReplyHead, Sequence[Vectors]], bytes]
+
+
+@dataclass(frozen=True)
+class PoolingPlan:
+    """A request for vectors. `write` makes the body of the one vector (or matrix) of each input."""
+
+    job: PoolingJob
+    weights: list[list[int]]
+    """Of each input, the tokens of each prompt that it became; see `api.long_inputs`."""
+    normalize: bool
+    write: Write
+
+    def body(self, head: ReplyHead, vectors: Sequence[Vectors]) -> bytes:
+        """The reply to what the engine made of the job's prompts."""
+        return self.write(head, merged(vectors, self.weights, normalize=self.normalize))
+
+
+def pooled_plan(
+    inputs: Sequence[Framed],
+    params: PoolingParams,
+    chosen: Chosen,
+    shared: Shared,
+    write: Callable[[ReplyHead, Sequence[Vectors], int], bytes],
+    param: str = "input",
+) -> PoolingPlan:
+    """Have inputs of any length read, in chunks where they need to; `write` is told also how many tokens that takes."""
+    chunks = chunked(inputs, text_window(chosen.text, chosen.window), param)
+    job = PoolingJob(chosen.text, chunks.prompts, params, priority=shared.priority, cache_salt=shared.cache_salt)
+    tokens = job.prompt_tokens
+    return PoolingPlan(
+        job=job,
+        weights=chunks.weights,
+        normalize=chosen.text.profile.normalize and params.activation,
+        write=lambda head, vectors: write(head, vectors, tokens),
+    )
+
+
+def embeddings_plan(
+    request: EmbeddingRequest, chosen: Chosen, settings: ApiSettings, priority: str | None
+) -> PoolingPlan:
+    """`POST /v1/embeddings`."""
+    if request.messages is not None:
+        raise invalid_request("Conversations are not embedded yet; `input` takes texts and token ids.", "messages")
+    shared = _shared(request, chosen, settings, priority)
+    encoding = check_encoding(request)
+    profile = chosen.text.profile
+    params = PoolingParams(
+        task=PoolingTask.EMBED,
+        activation=shared.activation,
+        dimensions=check_dimensions(request.dimensions, profile),
+    )
+    longest = longest_input(chosen, settings)
+    prompt = default_prompt(profile)
+    inputs = read_inputs(request, chosen, settings, shared, longest=longest, prompt=prompt)
+
+    def write(head: ReplyHead, vectors: Sequence[Vectors], tokens: int) -> bytes:
+        data: list[Any] = [
+            EmbeddingData(index=index, embedding=_encoded(vector, encoding)) for index, vector in enumerate(vectors)
+        ]
+        usage = usage_of(tokens)
+        return ENCODER.encode(Embeddings(id=head.id, created=head.created, model=head.model, data=data, usage=usage))
+
+    return pooled_plan(inputs, params, chosen, shared, write)
+
+
+def pooling_plan(request: PoolingRequest, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingPlan:
+    """`POST /pooling`."""
+    if request.dimensions is not None:
+        raise invalid_request("`dimensions` is a field of /v1/embeddings, not of /pooling.", "dimensions")
+    shared = _shared(request, chosen, settings, priority)
+    encoding = check_encoding(request)
+    profile = chosen.text.profile
+    task = PoolingTask(request.task) if request.task else own_task(profile)
+    window = text_window(chosen.text, chosen.window)
+    embeds = task in (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
+    inputs = read_inputs(
+        request,
+        chosen,
+        settings,
+        shared,
+        longest=longest_input(chosen, settings) if task is PoolingTask.EMBED else window,
+        prompt=default_prompt(profile) if embeds else "",
+    )
+
+    def write(head: ReplyHead, vectors: Sequence[Vectors], tokens: int) -> bytes:
+        data: list[Any] = [
+            PooledData(index=index, data=_encoded(vector, encoding)) for index, vector in enumerate(vectors)
+        ]
+        usage = usage_of(tokens)
+        return ENCODER.encode(PooledReply(id=head.id, created=head.created, model=head.model, data=data, usage=usage))
+
+    params = PoolingParams(task=task, activation=shared.activation)
+    return pooled_plan(inputs, params, chosen, shared, write)
+
+
+def classify_plan(request: ClassifyRequest, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingPlan:
+    """`POST /classify`."""
+    shared = _shared(request, chosen, settings, priority)
+    window = text_window(chosen.text, chosen.window)
+    inputs = read_inputs(request, chosen, settings, shared, longest=window)
+
+    def write(head: ReplyHead, vectors: Sequence[Vectors], tokens: int) -> bytes:
+        data = [_classes(index, vector, chosen.text) for index, vector in enumerate(vectors)]
+        usage = usage_of(tokens)
+        return ENCODER.encode(
+            Classification(id=head.id, created=head.created, model=head.model, data=data, usage=usage)
+        )
+
+    params = PoolingParams(task=PoolingTask.CLASSIFY, activation=shared.activation)
+    return pooled_plan(inputs, params, chosen, shared, write)
+
+
+def asked_task(request: PoolingRequest) -> tuple[str, ...]:
+    """The tasks of which a model must do one: the one that a body for `/pooling` names, or any. Raises a 400."""
+    if request.data is not None or request.task == "plugin":
+        raise invalid_request("Plugins are not supported.", "task" if request.data is None else "data")
+    tasks = tuple(task.value for task in PoolingTask)
+    if request.task is None:
+        return tasks
+    if request.task not in tasks:
+        message = f"`task` is {echo(request.task)}, but may be one of: {', '.join(tasks)}."
+        raise invalid_request(message, "task")
+    return (request.task,)
+
+
+def own_task(profile: ModelProfile) -> PoolingTask:
+    """What a model does with a text when nothing is said."""
+    return next(task for name in profile.tasks for task in PoolingTask if task.value == name)
+
+
+def _shared(request: InputFields, chosen: Chosen, settings: ApiSettings, priority: str | None) -> Shared:
+    return check_shared(request, chosen.text, text_window(chosen.text, chosen.window), settings, priority)
+
+
+def _encoded(vectors: Vectors, encoding: Encoding) -> Any:
+    """In the type of the reply's field, or encoded already: whole replies would hold up the event loop's thread."""
+    return vector_base64(vectors) if encoding is Encoding.BASE64 else vector_numbers(vectors)
+
+
+def _classes(index: int, vector: Vectors, model: TextModel) -> ClassData:
+    best, labels = int(vector.argmax()), model.profile.labels
+    probs: Any = vector_numbers(vector)
+    label = labels[best] if best < len(labels) else f"LABEL_{best}"
+    return ClassData(index=index, label=label, probs=probs, num_classes=len(vector))

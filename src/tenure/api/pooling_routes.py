@@ -1,0 +1,66 @@
+"""The handlers of the routes for vectors and classes. They differ in the body they take and in their plan."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+from tenure.api.call import Call
+from tenure.api.cohere_embed import EmbedRequest, embed_v1_plan, embed_v2_plan
+from tenure.api.context import ApiSettings
+from tenure.api.decoding import decode_body
+from tenure.api.embedding_types import ClassifyRequest, EmbeddingRequest, PoolingRequest
+from tenure.api.pooling_fields import PoolingFields
+from tenure.api.pooling_job import run_pooling
+from tenure.api.pooling_plans import PoolingPlan, asked_task, classify_plan, embeddings_plan, pooling_plan
+from tenure.api.reply import ReplyHead, fingerprint
+from tenure.api.selection import Chosen, select_model
+from tenure.api.threads import in_thread_if_long
+from tenure.api.vector_json import CHARACTERS_PER_NUMBER
+from tenure.pooling import PoolingTask
+
+RequestT = TypeVar("RequestT", bound=PoolingFields)
+
+
+@dataclass(frozen=True)
+class PoolingHandler(Generic[RequestT]):
+    """The handler of one route: decode, choose a model, validate, run, write."""
+
+    decoder: msgspec.json.Decoder[RequestT]
+    tasks: Callable[[RequestT], tuple[str, ...]]
+    """Of which the model must do one."""
+    plan: Callable[[RequestT, Chosen, ApiSettings, str | None], PoolingPlan]
+    """The last argument is the header `X-Vllm-Priority`."""
+    id_prefix: str
+
+    async def __call__(self, call: Call) -> None:
+        settings = call.context.settings
+        request = decode_body(call.body, self.decoder)
+        chosen = select_model(call, request.model, *self.tasks(request))
+        priority = call.headers.get("x-vllm-priority")
+        plan = await in_thread_if_long(
+            lambda: self.plan(request, chosen, settings, priority), len(call.body), settings.thread_above
+        )
+        name = chosen.text.name
+        head = ReplyHead(self.id_prefix + call.request_id, int(time.time()), name, fingerprint(settings.version))
+        vectors = await run_pooling(call, chosen.engine, plan.job, head.id)
+        size = CHARACTERS_PER_NUMBER * sum(vector.size for vector in vectors)
+        body = await in_thread_if_long(lambda: plan.body(head, vectors), size, settings.thread_above)
+        await call.respond(200, body)
+
+
+def _embeds(_: PoolingFields) -> tuple[str, ...]:
+    return (PoolingTask.EMBED.value,)
+
+
+def _classifies(_: PoolingFields) -> tuple[str, ...]:
+    return (PoolingTask.CLASSIFY.value,)
+
+
+embeddings = PoolingHandler(msgspec.json.Decoder(EmbeddingRequest), _embeds, embeddings_plan, "embd-")
+embed_v1 = PoolingHandler(msgspec.json.Decoder(EmbedRequest), _embeds, embed_v1_plan, "embd-")
+embed_v2 = PoolingHandler(msgspec.json.Decoder(EmbedRequest), _embeds, embed_v2_plan, "embd-")
+pooling = PoolingHandler(msgspec.json.Decoder(PoolingRequest), asked_task, pooling_plan, "pool-")
+classify = PoolingHandler(msgspec.json.Decoder(ClassifyRequest), _classifies, classify_plan, "classify-")
