@@ -127,6 +127,10 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_n: int = 128
     max_logprobs: int = 20
     max_prompts: int = 1024
+    chunk_long_inputs: bool = False
+    """Whether an input beyond the window is embedded in chunks."""
+    max_chunked_len: int = 131072
+    """Most tokens of such an input."""
     scheduling_policy: str = "fcfs"
     """`fcfs`: the priorities of requests have no effect; `priority`: they have."""
     engine_heartbeat_timeout: float = 5.0

@@ -10,8 +10,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,7 @@ from tenure.client import EngineClient, Fleet, Served
 from tenure.config import ApiConfig, HttpLimits, TlsConfig, read_config
 from tenure.errors import TenureError
 from tenure.models.config import read_sampling_defaults
+from tenure.models.profile import read_profile
 from tenure.process.counters import SharedCounters
 from tenure.process.descriptors import allow_descriptors
 from tenure.process.lifeline import die_with_parent, end_of_file
@@ -77,7 +79,7 @@ async def _serve(
     with anyio.open_signal_receiver(signal.SIGTERM) as signals:
         async with anyio.create_task_group() as group:
             group.start_soon(_watch_lifeline)
-            fleet = _fleet(config)
+            fleet = _fleet(config, texts)
             group.start_soon(fleet.run)
             tally = shared.worker(config.worker)
             limits = _within_descriptors(config.limits)
@@ -86,6 +88,8 @@ async def _serve(
                 max_n=config.max_n,
                 max_logprobs=config.max_logprobs,
                 max_prompts=config.max_prompts,
+                chunk_long_inputs=config.chunk_long_inputs,
+                max_chunked_len=config.max_chunked_len,
                 priorities=config.scheduling_policy == "priority",
                 seed=config.seed,
                 root_path=config.root_path,
@@ -112,15 +116,16 @@ def _text_models(config: ApiConfig) -> dict[str, TextModel]:
     texts = {}
     for model in config.models:
         defaults = read_sampling_defaults(model.source) if config.generation_config == "auto" else {}
-        texts[model.served_names[0]] = load_text_model(model.served_names[0], model.source, defaults, int(time.time()))
+        name, profile = model.served_names[0], read_profile(model.source, model.task)
+        texts[name] = replace(load_text_model(name, model.source, defaults, int(time.time())), profile=profile)
     return texts
 
 
-def _fleet(config: ApiConfig) -> Fleet:
+def _fleet(config: ApiConfig, texts: Mapping[str, TextModel]) -> Fleet:
     served = []
     for model, path in zip(config.models, config.engine_sockets, strict=True):
         engine = EngineClient(path, worker=config.worker, heartbeat_timeout=config.engine_heartbeat_timeout)
-        served.append(Served(model.served_names, [engine], ("generate",)))
+        served.append(Served(model.served_names, [engine], texts[model.served_names[0]].profile.tasks))
     return Fleet(served)
 
 

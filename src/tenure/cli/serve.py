@@ -68,6 +68,10 @@ class ServeOptions:
     """Most logprobs per token; -1 allows the whole vocabulary."""
     max_prompts: AtLeastOne = 1024
     """Most prompts of one request."""
+    chunk_long_inputs: bool = False
+    """Embed an input beyond the window in chunks, and average them; by default it is refused."""
+    max_chunked_len: AtLeastOne = 131072
+    """Most tokens of an input that is embedded in chunks."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Order of waiting requests: as they came, whatever `priority` they ask for, or by priority, lower first."""
     edge: Annotated[EdgeOptions, Parameter(name="*")] = field(default_factory=EdgeOptions)
@@ -128,6 +132,8 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
         max_n=options.max_n,
         max_logprobs=options.max_logprobs,
         max_prompts=options.max_prompts,
+        chunk_long_inputs=options.chunk_long_inputs,
+        max_chunked_len=options.max_chunked_len,
         scheduling_policy=options.scheduling_policy,
         engine_heartbeat_timeout=options.engine_heartbeat_timeout,
     )
