@@ -22,6 +22,10 @@ class ApiSettings:
     """Whether the `priority` of a request has an effect."""
     max_inputs: int = 8192
     """Texts of one request for embeddings, scores or classes; the engine's gate may admit fewer."""
+    chunk_long_inputs: bool = False
+    """Whether an input beyond the window is embedded in chunks."""
+    max_chunked_len: int = 131072
+    """Most tokens of such an input."""
     thread_above: int = 8192
     """Bytes of a body, or of a response with logprobs, from which the work on it leaves the event loop."""
     seed: int | None = None

@@ -124,6 +124,8 @@ def _failures(route: Route, described: Describe, references: Mapping[type, Any])
     statuses = set(_WORK_ERRORS if route.work else _PLAIN_ERRORS)
     if route.open_without_key:
         statuses.discard(401)
+    if route.body:
+        statuses |= {413, 415}
     if described.unready:
         statuses.add(503)
     failures: dict[str, Any] = {}

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from tenure.api.context import ApiSettings
 from tenure.api.errors import invalid_request
 from tenure.api.fields import Integer
 from tenure.api.prompts import Truncation
@@ -46,7 +47,9 @@ class Shared:
     cache_salt: str
 
 
-def check_shared(request: PoolingFields, model: TextModel, window: int, priority: str | None) -> Shared:
+def check_shared(
+    request: PoolingFields, model: TextModel, window: int, settings: ApiSettings, priority: str | None
+) -> Shared:
     """Check them; `window` is the most tokens of one text, `priority` the header `X-Vllm-Priority`. Raises a 400."""
     if request.normalize is not None:
         raise invalid_request("`normalize` is not a field of this server; use `use_activation`.", "normalize")
@@ -62,6 +65,6 @@ def check_shared(request: PoolingFields, model: TextModel, window: int, priority
     return Shared(
         truncation=read_truncation(None if limit is None else int(limit), request.truncation_side, model, window),
         activation=request.use_activation is not False,
-        priority=check_priority(numbers, priority),
+        priority=check_priority(numbers, priority, settings),
         cache_salt=check_cache_salt(request.cache_salt),
     )
