@@ -30,6 +30,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """The most tokens that one item can have."""
         return min(self.max_model_len, self.num_blocks * self.block_size) if self.paged else self.max_model_len
 
+    def blocks_for(self, tokens: int) -> int:
+        """How many blocks so many tokens take."""
+        return -(-tokens // self.block_size) if self.paged else 0
+
 
 class Output(msgspec.Struct, frozen=True, gc=False):
     """What a landed row means to the caller of its item."""

@@ -10,6 +10,9 @@ from tenure.outcomes import Outcome
 from tenure.pooling import PoolingParams
 from tenure.sampling import SamplingParams, TokenLogprobs
 
+MOST_EVICTIONS = 3
+"""After so many an item is started with all the blocks that it can ever need, and is not evicted any more."""
+
 
 class Item:
     """One sequence. The scheduler owns and changes it; `state` only ever through `apply`."""
@@ -74,6 +77,11 @@ class Item:
     @property
     def ended(self) -> bool:
         return self.state in FINAL
+
+    @property
+    def secured(self) -> bool:
+        """It was evicted so often that it is not to be again."""
+        return self.preemptions >= MOST_EVICTIONS
 
     def apply(self, event: Event) -> None:
         self.state = step(self.state, event)
@@ -146,8 +154,11 @@ class Request:
     __slots__ = (
         "arrival",
         "arrived_at",
+        "begin_by",
+        "begun",
         "cache_salt",
         "computed",
+        "end_by",
         "items",
         "label",
         "leases",
@@ -159,6 +170,7 @@ class Request:
         "public_id",
         "queue_seconds",
         "sampling",
+        "stalled",
     )
 
     def __init__(
@@ -175,6 +187,8 @@ class Request:
         public_id: str = "",
         label: str = "",
         arrived_at: float = 0.0,
+        begin_by: float | None = None,
+        end_by: float | None = None,
     ) -> None:
         self.number = number
         self.sampling = sampling
@@ -184,6 +198,10 @@ class Request:
         self.public_id = public_id
         self.label = label
         self.arrived_at = arrived_at
+        self.begin_by = begin_by  # when one of its items must have run, if ever
+        self.end_by = end_by  # when it must be over, if ever
+        self.begun = False  # some item has run
+        self.stalled = False  # its caller does not read: nothing of it is to run
         self.queue_seconds: float | None = None  # until its first row, if it had one; noted by the loop at its end
         self.arrival = 0  # set by the scheduler
         self.outcome: Outcome | None = None

@@ -1,35 +1,36 @@
 """Which items get which tokens of the next step: continuous batching with chunked prefill over paged blocks.
 
-    receive (add, cancel, finish_item) -> plan -> [executor] -> land -> receive ...
+    receive (add, cancel, finish_item, stall, resume, expire) -> plan -> [executor] -> land -> receive ...
 
 `plan` decides and books what it decided; `land` books what the executor reports and returns what to tell the callers.
 Nothing here blocks, sleeps or looks at a clock. Mutable state, changed by these methods only:
 
-- `_requests`: every request that has not ended or still holds something.
-- `_waiting`: items in state waiting or preempted.   `_running`: items in state running, least recently served first.
-- `_steps`: the plans in flight, oldest first. A step is a holder of the lease of each of its rows, so an item that
-  ends while a step runs frees its blocks when that step lands. A caller may keep one plan in flight while it plans
-  the next.
+- `_open`: every request that has not ended or still holds something, with the states of their items.
+- `_waiting`: items in state waiting or preempted, but none of a stalled request.
+- `_running`: items in state running, least recently served first.   `_stalled`: items in state stalled.
+- `_steps`: the plans in flight. A step is a holder of the lease of each of its rows, so an item that ends while a step
+  runs frees its blocks when that step lands. A caller may keep one plan in flight while it plans the next.
 
 Invariants: an item has a run, with a lease, exactly while running or stalled; the oldest running item is never evicted,
-so there is always progress; a plan acquires all matched blocks before it allocates any, so it cannot evict what it
-matched.
+so there is always progress; an item is evicted a few times at most, since it then comes back only with every block that
+it can ever need; a plan acquires all matched blocks before it allocates any, so it cannot evict what it matched.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import msgspec
 
+from tenure.core.block_names import BlockNames
 from tenure.core.budget import Purse, StepBudget
 from tenure.core.finish import finish_of
-from tenure.core.ledger import Holder, HolderKind, Ledger, LedgerError
+from tenure.core.ledger import Holder, Ledger, LedgerError
 from tenure.core.lifecycle import Event, State
+from tenure.core.open_requests import OpenRequests
 from tenure.core.plan import Row, RowResult, Start, StepPlan, StepResult
-from tenure.core.prefix_cache import BlockHash, chain_hashes
 from tenure.core.report import Counts, Effects, Limits, Output, SchedulerSnapshot
 from tenure.core.request import Item, Request, Run
+from tenure.core.steps import Flight, StepsInFlight, holder_of
 from tenure.core.waiting import FairShare, WaitingQueue
 from tenure.outcomes import FinishReason, Outcome
 
@@ -37,11 +38,7 @@ _PROMPT_SHARE = 0.25
 """The part of a step that decoding leaves to prompts when there are any, so that neither starves the other."""
 
 
-class Flight(NamedTuple):
-    """A row of a plan in flight, and whose it is."""
-
-    run: Run
-    row: Row
+_QUEUEING = (State.WAITING, State.PREEMPTED)
 
 
 class Scheduler:
@@ -51,16 +48,13 @@ class Scheduler:
         self.limits = limits
         self.ledger = Ledger(limits.num_blocks, limits.num_slots)
         self.counts = Counts()
+        self.names = BlockNames(cache_seed, limits.block_size, enabled=prefix_caching)
         self.finish_reasons: Counter[str] = Counter()
-        self._cache_seed = cache_seed
-        self._prefix_caching = prefix_caching
-        self._requests: dict[int, Request] = {}
+        self._open = OpenRequests()
         self._waiting = WaitingQueue()
         self._running: OrderedDict[Item, Run] = OrderedDict()
-        self._steps: OrderedDict[int, list[Flight]] = OrderedDict()
-        self._states: Counter[State] = Counter()
-        self._arrivals = 0
-        self._items = 0
+        self._stalled: dict[Item, Run] = {}
+        self._steps = StepsInFlight(self.ledger)
         self._shares = FairShare()
 
     # receive
@@ -70,16 +64,9 @@ class Scheduler:
 
         Each prompt has at least one token and leaves room for one more in `limits.capacity`.
         """
-        if request.number in self._requests:
-            raise LedgerError(f"request {request.number} exists already")
-        self._arrivals += 1
-        request.arrival = self._arrivals
-        self._requests[request.number] = request
+        self._open.add(request)
         for item in request.items:
-            self._items += 1
-            item.number = self._items
             item.max_tokens = min(item.max_tokens, self.limits.capacity - item.prompt_length)
-            self._states[item.state] += 1
         if request.pooling is not None:
             self._shares.give_turns(request)
         for item in request.items:
@@ -91,19 +78,54 @@ class Scheduler:
 
         A request that is unknown or has an outcome already is counted and otherwise ignored.
         """
-        request = self._requests.get(number)
-        if request is None or request.outcome is not None:
+        request = self._open.find(number)
+        if request is None:
             self.counts.unmatched += 1
             return []
         self._fail(request, outcome, message)
         return self._close([request])
+
+    def expire(self, now: float) -> list[Request]:
+        """End the requests whose time is up, on the clock of their deadlines; returns those that hold nothing more."""
+        expired = self._open.expired(now)
+        for request, message in expired:
+            self._fail(request, Outcome.DEADLINE, message)
+        return self._close(request for request, _ in expired)
+
+    def stall(self, number: int) -> None:
+        """The caller does not read: the items keep what they have and get no steps. Again, or unknown: counted only."""
+        request = self._open.find(number)
+        if request is None or request.stalled:
+            self.counts.unmatched += 1
+            return
+        request.stalled = True
+        for item in request.items:
+            if item.state is State.RUNNING:
+                self._open.apply(item, Event.STALL)
+                self._stalled[item] = self._running.pop(item)
+            elif item in self._waiting:
+                self._waiting.remove(item)
+
+    def resume(self, number: int) -> None:
+        """The caller reads again. Not stalled, or unknown: counted only."""
+        request = self._open.find(number)
+        if request is None or not request.stalled:
+            self.counts.unmatched += 1
+            return
+        request.stalled = False
+        for item in request.items:
+            if item.state is State.STALLED:
+                self._open.apply(item, Event.RESUME)
+                self._running[item] = self._stalled.pop(item)
+            elif item.state in _QUEUEING:
+                self._waiting.push(item)
 
     def finish_item(self, number: int, index: int) -> list[Request]:
         """The caller needs no more of this item; returns its request if that was the last thing it held.
 
         Anything but an item that has produced tokens and may produce more is counted and otherwise ignored.
         """
-        request = self._requests.get(number)
+        request = self._open.find(number)
         item = request.items[index] if request is not None and 0 <= index < len(request.items) else None
         if request is None or item is None or item.ended or len(item.tokens) == item.prompt_length:
             self.counts.unmatched += 1
@@ -122,11 +144,9 @@ class Scheduler:
         if not flights:
             return None
         self.counts.steps += 1
-        step = Holder(HolderKind.STEP, self.counts.steps)
+        self._steps.launch(self.counts.steps, flights)
         for flight in flights:
-            self.ledger.hold(flight.run.lease, step)
             self._running.move_to_end(flight.run.item)
-        self._steps[self.counts.steps] = flights
         return StepPlan(self.counts.steps, starts, [flight.row for flight in flights])
 
     def _fill(self, budget: StepBudget) -> tuple[list[Flight], list[Start], bool]:
@@ -164,16 +184,30 @@ class Scheduler:
 
     def _make_room(self, run: Run, length: int) -> bool:
         """Have the blocks for `length` tokens available. False: not before a step or transfer has ended."""
-        while self._blocks_for(length) - len(run.lease.blocks) > self.ledger.available_blocks:
-            if any(not flight.run.current for flights in self._steps.values() for flight in flights):
-                return False  # an item that left is about to free its blocks: evicting more would be in vain
-            youngest = max(self._running, key=lambda candidate: candidate.age)
-            if len(self._running) == 1:
+        while self.limits.blocks_for(length) - len(run.lease.blocks) > self.ledger.available_blocks:
+            if self._steps.leaving:
+                return False  # evicting more would be in vain
+            victim = self._victim(run.item)
+            if victim is None:
                 return False
-            self._preempt(youngest)
-            if youngest is run.item:
+            self._preempt(victim)
+            if victim is run.item:
                 return False
         return True
+
+    def _victim(self, item: Item) -> Item | None:
+        """Who gives up its blocks for `item`: the youngest that runs; but rather than itself one that is stalled.
+
+        None when others that cannot be evicted hold the rest; they will end.
+        """
+        evictable = [candidate for candidate in self._running if not candidate.secured]
+        youngest = max(evictable, key=lambda candidate: candidate.age)
+        if youngest is not item:
+            return youngest
+        stalled = [candidate for candidate in self._stalled if not candidate.secured]
+        if stalled:
+            return max(stalled, key=lambda candidate: candidate.age)
+        return item if len(evictable) > 1 else None
 
     def _start_waiting(self, purse: Purse, flights: list[Flight]) -> list[Start]:
         """Add waiting items to `flights`, oldest first, up to the first for which slots, blocks or budget do not last.
@@ -183,8 +217,8 @@ class Scheduler:
         starts: list[Start] = []
         least = 0 if any(flight.row.count > 1 for flight in flights) else self.limits.block_size
         while self.ledger.available_slots and (item := self._waiting.head()) is not None:
-            matched = self._matched(item)
-            fresh = self._blocks_for(min(len(item.tokens) + 1, self.limits.capacity)) - len(matched)
+            matched = self.ledger.cache.match(self.names.usable(item))
+            fresh = self.limits.blocks_for(self._needed(item)) - len(matched)
             idle = sum(self.ledger.cache.is_idle(block) for block in matched)
             # One block for each item that runs is left, so that an item is not evicted right after it was started.
             if fresh + len(self._running) > self.ledger.available_blocks - idle:
@@ -199,6 +233,11 @@ class Scheduler:
             flights.append(self._book(run, count, reserve=fresh))
         return starts
 
+    def _needed(self, item: Item) -> int:
+        """For how many tokens an item gets blocks when it starts; if it was evicted often, for all it may ever have."""
+        most = item.prompt_length + item.max_tokens
+        return most if item.secured else min(len(item.tokens) + 1, self.limits.capacity)
+
     def _start_whole(self, purse: Purse, flights: list[Flight]) -> list[Start]:
         """The same for a model that reads each text in one piece: at least one, however long."""
         starts: list[Start] = []
@@ -210,31 +249,13 @@ class Scheduler:
             flights.append(self._book(run, len(item.tokens)))
         return starts
 
-    def _matched(self, item: Item) -> list[int]:
-        """Cached blocks that begin the item's text, always leaving at least one token to compute."""
-        if not self.caches(item):
-            return []
-        return self.ledger.cache.match(self._names(item, (len(item.tokens) - 1) // self.limits.block_size))
-
-    def caches(self, item: Item) -> bool:
-        """What is reported of each token of a prompt comes from computing it: such an item cannot use the cache."""
-        pooling = item.request.pooling
-        every_token = item.sampling.prompt_logprobs is not None or (pooling is not None and pooling.task.every_token)
-        return self.limits.paged and self._prefix_caching and not every_token
-
-    def _names(self, item: Item, count: int) -> list[BlockHash]:
-        """The names of the first `count` full blocks of the item's text."""
-        if count > len(item.hashes):
-            salt, size = item.request.cache_salt, self.limits.block_size
-            item.hashes = chain_hashes(self._cache_seed, salt, item.tokens, size, item.hashes)
-        return item.hashes[:count]
-
     def _start(self, item: Item, matched: list[int]) -> Run:
         lease = self.ledger.open(item.holder)
         item.request.leases.add(lease.number)
         self.ledger.share(lease, matched)
         self._waiting.remove(item)
-        self._apply(item, Event.START)
+        self._open.apply(item, Event.START)
+        item.request.begun = True
         self._shares.note_start(item)
         run = item.run = self._running[item] = Run(item, lease, len(matched) * self.limits.block_size)
         self.counts.cached += run.computed
@@ -245,7 +266,7 @@ class Scheduler:
     def _book(self, run: Run, count: int, reserve: int = 0) -> Flight:
         """Lease the blocks that are lacking (`reserve` at least) and note `count` more tokens as planned."""
         lease = run.lease
-        lacking = self._blocks_for(run.planned + count) - len(lease.blocks)
+        lacking = self.limits.blocks_for(run.planned + count) - len(lease.blocks)
         if max(lacking, reserve) > 0:
             self.ledger.grow(lease, max(lacking, reserve))
         samples = run.planned + count == run.length and run.item.max_tokens > 0
@@ -262,23 +283,16 @@ class Scheduler:
 
         Results that do not answer the plan row by row, or come out of order, raise `LedgerError` and change nothing.
         """
-        flights = self._steps.get(result.number)
-        if flights is None:
+        landed = self._steps.take(result)
+        if landed is None:
             self.counts.unmatched += 1
             return Effects([], [])
-        if result.number != next(iter(self._steps)):
-            raise LedgerError(f"step {result.number} lands before an older one")
-        answered = [(row.slot, row.generation) for row in result.rows]
-        if answered != [(flight.row.slot, flight.row.generation) for flight in flights]:
-            raise LedgerError(f"the results of step {result.number} do not match its rows")
-        del self._steps[result.number]
-        step = Holder(HolderKind.STEP, result.number)
         outputs: list[Output] = []
-        for flight, row in zip(flights, result.rows, strict=True):
-            self._release(flight.run, step)
+        for flight, row in landed:
+            self._release(flight.run, holder_of(result.number))
             if flight.run.current:  # else the item left, or was evicted, while the step ran
                 outputs += self._land_row(flight, row)
-        touched = dict.fromkeys(flight.run.item.request for flight in flights)
+        touched = dict.fromkeys(flight.run.item.request for flight, _ in landed)
         return Effects(outputs, self._close(touched))
 
     def _land_row(self, flight: Flight, result: RowResult) -> list[Output]:
@@ -327,24 +341,22 @@ class Scheduler:
 
     def _publish(self, run: Run) -> None:
         """Let others find the blocks that are complete now."""
-        if not self.caches(run.item):
+        if not self.names.shared(run.item):
             return
         complete = run.computed // self.limits.block_size
-        for index, name in enumerate(self._names(run.item, complete)[run.published :], run.published):
+        for index, name in enumerate(self.names.of(run.item, complete)[run.published :], run.published):
             self.ledger.publish(run.lease, index, name)
         run.published = complete
 
     # leaving
 
-    def _apply(self, item: Item, event: Event) -> None:
-        before = item.state
-        item.apply(event)
-        self._states[before] -= 1
-        self._states[item.state] += 1
-
     def _enqueue(self, item: Item) -> None:
-        self._apply(item, Event.ENQUEUE)
-        self._waiting.push(item)
+        self._open.apply(item, Event.ENQUEUE)
+        self._await_turn(item)
+
+    def _await_turn(self, item: Item) -> None:
+        if not item.request.stalled:  # else it is put there when its request is resumed
+            self._waiting.push(item)
 
     def _enqueue_followers(self, item: Item) -> None:
         for follower in item.followers:
@@ -352,15 +364,15 @@ class Scheduler:
         item.followers = []
 
     def _preempt(self, item: Item) -> None:
-        self._apply(item, Event.PREEMPT)
+        self._open.apply(item, Event.PREEMPT)
         self._let_go(item)
-        self._waiting.push(item)
+        self._await_turn(item)
         item.preemptions += 1
         self.counts.preemptions += 1
 
     def _leave(self, item: Item, event: Event) -> None:
         """The one way out for an item, wherever it is."""
-        self._apply(item, event)
+        self._open.apply(item, event)
         if item in self._waiting:
             self._waiting.remove(item)
         self._let_go(item)
@@ -370,6 +382,7 @@ class Scheduler:
         if item.run is not None:
             run, item.run = item.run, None
             self._running.pop(item, None)
+            self._stalled.pop(item, None)
             self._release(run, item.holder)
 
     def _release(self, run: Run, holder: Holder) -> None:
@@ -383,65 +396,53 @@ class Scheduler:
                 self._leave(item, Event.ABORT)
 
     def _close(self, requests: Iterable[Request]) -> list[Request]:
-        """Those of `requests` that are over; they are forgotten here, so each is returned once."""
-        over = [request for request in requests if request.over]
-        for request in over:
-            request.outcome = request.outcome or Outcome.OK
-            if request.outcome is not Outcome.OK:
-                self.counts.wasted += request.computed
-            for item in request.items:
-                self._states[item.state] -= 1
-            del self._requests[request.number]
+        """Those of `requests` that are over; each is returned once."""
+        over = self._open.close(requests)
+        self.counts.wasted += sum(request.computed for request in over if request.outcome is not Outcome.OK)
         return over
-
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.limits.block_size) if self.limits.paged else 0
 
     # looking
 
     @property
     def busy(self) -> bool:
         """Some request has not ended, or still holds something."""
-        return bool(self._requests)
+        return bool(self._open)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When `expire` is to be called; None when there is no need."""
+        return self._open.next_deadline
 
     def items_of(self, number: int) -> list[Item]:
         """Whose rows a step in flight has, in order."""
-        return [flight.run.item for flight in self._steps[number]]
+        return self._steps.items_of(number)
 
     def requests(self) -> Iterable[Request]:
         """All open requests, oldest first."""
-        return self._requests.values()
+        return self._open
 
     def snapshot(self) -> SchedulerSnapshot:
         return SchedulerSnapshot(
             ledger=self.ledger.snapshot(),
-            items={state: count for state, count in self._states.items() if count},
+            items={state: count for state, count in self._open.states.items() if count},
             counts=msgspec.structs.replace(self.counts),
             finish_reasons=dict(self.finish_reasons),
-            requests=len(self._requests),
+            requests=len(self._open),
         )
 
     def audit(self) -> None:
         """Recount everything; raises `LedgerError` naming what does not add up."""
         self.ledger.audit()
-        items = [item for request in self._requests.values() for item in request.items]
-        states = Counter(item.state for item in items)
-        if states != +self._states:
-            raise LedgerError(f"item counts {self._states} differ from the items {states}")
-        for item in items:
+        self._open.audit()
+        for item in (item for request in self._open for item in request.items):
             if (item.run is not None) != (item.state in (State.RUNNING, State.STALLED)):
                 raise LedgerError(f"{item} and its run disagree")
-            if (item in self._waiting) != (item.state in (State.WAITING, State.PREEMPTED)):
+            if (item in self._waiting) != (item.state in _QUEUEING and not item.request.stalled):
                 raise LedgerError(f"{item} and the queue disagree")
-            if self._running.get(item) is not (item.run if item.state is State.RUNNING else None):
-                raise LedgerError(f"{item} and the running list disagree")
-        self._audit_leases()
-
-    def _audit_leases(self) -> None:
-        leases = self.ledger.leases()
-        owned = {number for request in self._requests.values() for number in request.leases}
-        if {lease.number for lease in leases} != owned:
+            for state, runs in ((State.RUNNING, self._running), (State.STALLED, self._stalled)):
+                if runs.get(item) is not (item.run if item.state is state else None):
+                    raise LedgerError(f"{item} and the items that are {state} disagree")
+        self._steps.audit()
+        owned = {number for request in self._open for number in request.leases}
+        if {lease.number for lease in self.ledger.leases()} != owned:
             raise LedgerError("an open lease belongs to no request")
-        held = {(h.number, lease.number) for lease in leases for h in lease.holders if h.kind is HolderKind.STEP}
-        if held != {(number, flight.run.lease.number) for number, flights in self._steps.items() for flight in flights}:
-            raise LedgerError("the steps in flight and what they hold disagree")

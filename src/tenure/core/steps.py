@@ -1,0 +1,76 @@
+"""The steps in flight: planned, perhaps computed, not landed yet.
+
+    launch(number, flights) --> in flight --take(result), oldest first--> landed, and forgotten
+
+Owned by the scheduler. A step is a holder of the lease of each of its rows from `launch` on; the scheduler lets it go,
+row by row, when it lands.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tenure.core.ledger import Holder, HolderKind, Ledger, LedgerError
+from tenure.core.plan import Row, RowResult, StepResult
+from tenure.core.request import Item, Run
+
+
+class Flight(NamedTuple):
+    """A row of a plan in flight, and whose it is."""
+
+    run: Run
+    row: Row
+
+
+def holder_of(number: int) -> Holder:
+    """The name under which a step holds leases."""
+    return Holder(HolderKind.STEP, number)
+
+
+class StepsInFlight:
+    """See the module's docstring."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._steps: OrderedDict[int, Sequence[Flight]] = OrderedDict()
+
+    def launch(self, number: int, flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            self._ledger.hold(flight.run.lease, holder_of(number))
+        self._steps[number] = flights
+
+    def take(self, result: StepResult) -> Iterable[tuple[Flight, RowResult]] | None:
+        """The oldest step's rows with their results; None when the step is not in flight.
+
+        Results that do not answer the plan row by row, or come out of order, raise `LedgerError` and change nothing.
+        """
+        flights = self._steps.get(result.number)
+        if flights is None:
+            return None
+        if result.number != next(iter(self._steps)):
+            raise LedgerError(f"step {result.number} lands before an older one")
+        answered = [(row.slot, row.generation) for row in result.rows]
+        if answered != [(flight.row.slot, flight.row.generation) for flight in flights]:
+            raise LedgerError(f"the results of step {result.number} do not match its rows")
+        del self._steps[result.number]
+        return list(zip(flights, result.rows, strict=True))
+
+    def items_of(self, number: int) -> list[Item]:
+        """Whose rows a step in flight has, in order."""
+        return [flight.run.item for flight in self._steps[number]]
+
+    @property
+    def leaving(self) -> bool:
+        """Some item has left or was evicted: what it had is about to come back."""
+        return any(not flight.run.current for flights in self._steps.values() for flight in flights)
+
+    def audit(self) -> None:
+        """Raises `LedgerError` when steps hold other leases than those of their rows."""
+        held = {
+            (holder.number, lease.number)
+            for lease in self._ledger.leases()
+            for holder in lease.holders
+            if holder.kind is HolderKind.STEP
+        }
+        if held != {(number, flight.run.lease.number) for number, flights in self._steps.items() for flight in flights}:
+            raise LedgerError("the steps in flight and what they hold disagree")

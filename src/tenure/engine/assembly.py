@@ -1,0 +1,129 @@
+"""From a configuration to a loaded model with everything that a step needs, warmed up.
+
+What a model is used for decides: one that reads each text in one piece needs no cache and an executor of its own.
+"""
+
+import secrets
+import time
+from typing import NamedTuple
+
+import torch
+
+from tenure.config import EngineConfig
+from tenure.core.plan import Row, Start, StepPlan
+from tenure.core.report import Limits
+from tenure.core.scheduler import Scheduler
+from tenure.engine.encoder_executor import EncoderExecutor
+from tenure.engine.estimator import StepCostEstimator
+from tenure.engine.executor import ModelExecutor
+from tenure.engine.loop import Executor
+from tenure.engine.sampler import Sampler
+from tenure.engine.sampling_head import SamplingHead
+from tenure.errors import CallerError
+from tenure.kv.cache import CacheShape, KVCache
+from tenure.models.base import LoadedModel
+from tenure.models.encoder_loader import load_encoder
+from tenure.models.loader import load
+from tenure.models.profile import ModelProfile, read_profile
+from tenure.pooling import PoolingParams, PoolingTask
+from tenure.sampling import SamplingParams
+from tenure.wire.messages import ModelCard
+
+_LEAST_CAPACITY = 2
+_WARM_UP_TOKENS = 64
+_DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Engine(NamedTuple):
+    """A loaded model with everything that a step needs."""
+
+    scheduler: Scheduler
+    executor: Executor
+    estimator: StepCostEstimator
+    card: ModelCard
+
+
+def assemble(config: EngineConfig) -> Engine:
+    """Load the model. Raises CallerError for what cannot be served so, ResourceError for files that are damaged."""
+    started = time.monotonic()
+    profile = read_profile(config.model.source, config.model.task)
+    loaded = (_encoder if profile.whole_texts else _decoder)(config, profile)
+    scheduler = Scheduler(loaded.limits, cache_seed=secrets.token_bytes(32), prefix_caching=config.prefix_caching)
+    estimator = StepCostEstimator()
+    _warm_up(loaded, profile, estimator)
+    return Engine(scheduler, loaded.executor, estimator, _card(config, profile, loaded, time.monotonic() - started))
+
+
+class _Loaded(NamedTuple):
+    executor: Executor
+    limits: Limits
+    vocabulary_size: int
+    dtype: torch.dtype
+
+
+def _encoder(config: EngineConfig, profile: ModelProfile) -> _Loaded:
+    model = load_encoder(config.model.source, profile, _DTYPES[config.dtype], torch.device(config.device))
+    window = min(config.max_model_len or model.window, model.window)
+    limits = Limits(max_model_len=window, num_slots=config.max_num_seqs)
+    return _Loaded(EncoderExecutor(model), limits, model.vocab_size, model.dtype)
+
+
+def _decoder(config: EngineConfig, profile: ModelProfile) -> _Loaded:
+    model = load(config.model.source, _DTYPES[config.dtype], config.device)
+    limits, cache = _make_room(config, model)
+    executor = ModelExecutor(model, cache, SamplingHead(model, Sampler()), limits.num_slots, limits.max_model_len)
+    return _Loaded(executor, limits, model.config.vocab_size, model.dtype)
+
+
+def _make_room(config: EngineConfig, model: LoadedModel) -> tuple[Limits, KVCache]:
+    """Allocate the cache: as many blocks as the memory allows, but no more than all slots could ever fill."""
+    window = min(config.max_model_len or model.config.max_position_embeddings, model.config.max_position_embeddings)
+    if config.max_model_len is not None and config.max_model_len > window:
+        raise CallerError(f"--max-model-len {config.max_model_len} is beyond the model's window of {window} tokens")
+    shape = CacheShape(model.config.num_layers, model.config.num_kv_heads, model.config.head_dim, model.dtype)
+    per_block = shape.bytes_per_block(config.block_size)
+    blocks = min(int(config.kv_cache_memory * 2**30 / per_block), -(-window // config.block_size) * config.max_num_seqs)
+    if blocks < 1:
+        raise CallerError(f"--kv-cache-memory {config.kv_cache_memory} GiB is less than one block ({per_block} bytes)")
+    cache = KVCache(shape, blocks, config.block_size, config.device)
+    limits = Limits(
+        max_model_len=window, num_blocks=blocks, block_size=config.block_size, num_slots=config.max_num_seqs
+    )
+    if limits.capacity < _LEAST_CAPACITY:
+        raise CallerError(f"window and cache leave room for {limits.capacity} token: a prompt and an answer need two")
+    return limits, cache
+
+
+def _warm_up(loaded: _Loaded, profile: ModelProfile, estimator: StepCostEstimator) -> None:
+    """Run a few steps, so that no request pays for first uses, and the estimator knows what a step costs."""
+    limits, executor = loaded.limits, loaded.executor
+    long = min(_WARM_UP_TOKENS, limits.capacity - 1)
+    blocks = list(range(-(-long // limits.block_size))) if limits.paged else []
+    pooling = None if profile.generates else PoolingParams(task=_own_task(profile))
+    sampling = SamplingParams(max_tokens=int(pooling is None), temperature=0.0)
+    for number, count in enumerate((1, long, 1, long)):
+        start = Start(0, -1 - number, [0] * count, count, 0, sampling, pooling)
+        began = time.monotonic()
+        executor.launch(StepPlan(0, [start], [Row(0, -1 - number, 0, count, blocks, pooling is None)]))
+        executor.land()
+        if number > 1:
+            estimator.observe(count, count * (count + 1) / 2, time.monotonic() - began)
+
+
+def _own_task(profile: ModelProfile) -> PoolingTask:
+    return next(PoolingTask(task) for task in profile.tasks if task in set(PoolingTask))
+
+
+def _card(config: EngineConfig, profile: ModelProfile, loaded: _Loaded, seconds: float) -> ModelCard:
+    return ModelCard(
+        name=config.model.served_names[0],
+        served_names=config.model.served_names,
+        source=config.model.path,
+        vocabulary_size=loaded.vocabulary_size,
+        max_model_len=loaded.limits.max_model_len,
+        block_size=loaded.limits.block_size,
+        num_blocks=loaded.limits.num_blocks,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        tasks=profile.tasks,
+        load_seconds=round(seconds, 3),
+    )
