@@ -12,7 +12,7 @@ import httpx
 from tenure.api.app import build_app
 from tenure.api.context import ApiSettings, AppContext
 from tenure.api.limits import HttpLimits
-from tenure.api.text_model import GenerationDefaults, TextModel
+from tenure.api.text_model import GenerationDefaults, ScorePrompt, TextModel
 from tenure.client import EndOfGeneration, Fleet, GenerationFailed, Refusal, Served
 from tenure.client.vitals import Vitals
 from tenure.models.profile import ModelProfile
@@ -208,6 +208,7 @@ class Rig:
         tasks: Sequence[str] = ("generate",),
         profile: ModelProfile | None = None,
         tokenizer: ByteTokenizer | None = None,
+        score_prompt: ScorePrompt | None = None,
         **card,
     ) -> None:
         self.engine = FakeEngine(script, **card)
@@ -220,6 +221,7 @@ class Rig:
             defaults=defaults or GenerationDefaults(),
             created=1700000000,
             profile=profile or ModelProfile(tasks=tuple(tasks)),
+            score_prompt=score_prompt,
         )
         self.context = AppContext(
             fleet=Fleet([Served(("tiny", "alias"), [self.engine], text.profile.tasks)]),

@@ -12,12 +12,15 @@ from tenure.api.completion_types import CompletionRequest
 from tenure.api.context import AppContext
 from tenure.api.cors import answer_preflights
 from tenure.api.dispatch import Dispatcher
+from tenure.api.errors import Dialect
 from tenure.api.generation_routes import chat_completions, completions
 from tenure.api.guard import Guard, Tally
 from tenure.api.limits import HttpLimits
 from tenure.api.openapi import Describe, build_document
 from tenure.api.response_types import ChatChunk, ChatCompletion, Completion, CompletionChunk
 from tenure.api.routes import Route, RouteTable
+from tenure.api.score_routes import META_PATH, rerank, score
+from tenure.api.score_types import RerankReply, RerankRequest, ScoreReply, ScoreRequest
 from tenure.config import CorsConfig, KeyRing
 from tenure.process.counters import CounterSchema
 
@@ -28,6 +31,12 @@ def route_table() -> RouteTable:
         (
             Route("/v1/chat/completions", ("POST",), chat_completions, work=True, body=True),
             Route("/v1/completions", ("POST",), completions, work=True, body=True),
+            Route("/score", ("POST",), score, work=True, body=True),
+            Route("/v1/score", ("POST",), score, work=True, body=True),
+            *(
+                Route(path, ("POST",), rerank, work=True, body=True, dialect=Dialect.RERANK)
+                for path in ("/rerank", "/v1/rerank", META_PATH)
+            ),
             Route("/v1/models", ("GET",), operations.list_models),
             Route("/v1/models/{model:path}", ("GET",), operations.show_model),
             Route("/health", ("GET",), operations.health, open_without_key=True),
@@ -51,6 +60,11 @@ def counter_schema(models: Sequence[str]) -> CounterSchema:
 DESCRIPTIONS: Mapping[str, Describe] = {
     "/v1/chat/completions": Describe("Answer a conversation.", ChatRequest, ChatCompletion, ChatChunk),
     "/v1/completions": Describe("Continue prompts.", CompletionRequest, Completion, CompletionChunk),
+    "/score": Describe("Score pairs of texts.", ScoreRequest, ScoreReply),
+    "/v1/score": Describe("The same as /score.", ScoreRequest, ScoreReply),
+    "/rerank": Describe("Order documents by how well they fit a query.", RerankRequest, RerankReply),
+    "/v1/rerank": Describe("The same as /rerank.", RerankRequest, RerankReply),
+    "/v2/rerank": Describe("The same as /rerank, with `meta` in the answer.", RerankRequest, RerankReply),
     "/v1/models": Describe("List the models.", response=operations.ModelList),
     "/v1/models/{model:path}": Describe("Show one model.", response=operations.ModelEntry),
     "/health": Describe("Liveness: the server runs."),

@@ -30,6 +30,11 @@ class Call:
         self._limits = limits
 
     @property
+    def route(self) -> str:
+        """The path of its row in the route table."""
+        return self._visit.arrival.route.path
+
+    @property
     def path_params(self) -> Mapping[str, str]:
         return self._visit.arrival.path_params
 

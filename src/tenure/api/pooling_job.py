@@ -1,11 +1,12 @@
 """A validated request for pooled vectors, and how it is run: one request of the engine for the whole HTTP request.
 
-So it is admitted whole or refused whole, and cancelled whole: leaving `run_pooling` early ends every item in the engine
+So it is admitted whole or refused whole, and cancelled whole: leaving `feed_pooled` early ends every item in the engine
 before the scope is left.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +14,15 @@ import numpy.typing as npt
 from tenure.api.call import Call
 from tenure.api.errors import internal_error
 from tenure.api.text_model import TextModel
+from tenure.api.threads import in_thread_if_long
 from tenure.client import EndOfGeneration, Opener
 from tenure.pooling import Pooled, PoolingParams
 from tenure.sampling import SamplingParams
 from tenure.wire.messages import Submit
 
 Vectors = npt.NDArray[np.float32]
+_THREAD_ABOVE = 1 << 18
+"""Bytes of vectors from which the work on them leaves the event loop."""
 
 
 @dataclass(frozen=True)
@@ -54,23 +58,39 @@ class PoolingJob:
 
 
 async def run_pooling(call: Call, engine: Opener, job: PoolingJob, public_id: str) -> list[Vectors]:
-    """Return what the engine makes of each prompt, in order: (width,), or (tokens, width) where the task asks for that.
+    """Return what the engine makes of each prompt, in order. Raises as `feed_pooled`."""
+    found: dict[int, Vectors] = {}
+    await feed_pooled(call, engine, job, public_id, found.__setitem__)
+    return [found[index] for index in range(len(job.prompts))]
 
-    All numbers are finite: what is not is a 500. Raises what the engine client raises for a refusal or an end.
+
+async def feed_pooled(
+    call: Call, engine: Opener, job: PoolingJob, public_id: str, take: Callable[[int, Vectors], None]
+) -> None:
+    """Give `take` what the engine makes of each prompt, by its number, as soon as it comes and in any order.
+
+    Vectors are (width,), or (tokens, width) where the task asks for that. All numbers are finite: what is not is a 500.
+    `take` may be called in another thread, one call at a time. Raises what the engine client raises for a refusal or
+    an end.
     """
-    found: dict[int, Pooled] = {}
+    missing = len(job.prompts)
+
+    def take_all(answers: Sequence[tuple[int, Pooled]]) -> None:
+        for index, pooled in answers:
+            take(index, _vectors(pooled, job))
+
     async with engine.open(job.submit(public_id, call.label)) as handle:
         try:
             while True:
-                for output in await handle.receive():
-                    if output.pooled is not None:
-                        found[output.index] = output.pooled
+                outputs = await handle.receive()
+                answers = [(output.index, output.pooled) for output in outputs if output.pooled is not None]
+                missing -= len(answers)
+                size = sum(len(pooled.data) for _, pooled in answers)
+                await in_thread_if_long(partial(take_all, answers), size, _THREAD_ABOVE)
         except EndOfGeneration:
             pass
-    missing = len(job.prompts) - len(found)
     if missing:
         raise RuntimeError(f"the engine ended a pooling request with {missing} items unanswered")
-    return [_vectors(found[index], job) for index in range(len(job.prompts))]
 
 
 def _vectors(pooled: Pooled, job: PoolingJob) -> Vectors:

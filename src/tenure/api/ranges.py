@@ -65,6 +65,9 @@ RANGES: Mapping[str, Range] = {
     "stream_interval": _whole(1),
     "priority": _whole(INT64_MIN),
     "thinking_token_budget": _whole(-1),
+    "top_n": _whole(1, clamped=True),
+    "max_tokens_per_doc": _whole(0, clamped=True),
+    "max_tokens_per_query": _whole(0, clamped=True),
 }
 
 

@@ -1,6 +1,6 @@
 """The text side of a served model: tokenizer, chat template, end tokens, sampling defaults; and how it is loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tenure.api.ranges import RANGES
@@ -9,6 +9,9 @@ from tenure.models.profile import ModelProfile
 from tenure.source import ResolvedSource
 from tenure.text.chat_template import ChatTemplate
 from tenure.text.tokenizer import Tokenizer, load_tokenizer
+
+ScorePrompt = Callable[[str, str, str | None], str]
+"""Writes a query, a document and an instruction (None for the model's own) as one prompt."""
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -40,6 +43,8 @@ class TextModel:
     """Unix seconds, as `/v1/models` reports it."""
     profile: ModelProfile = field(default_factory=lambda: ModelProfile(tasks=("generate",)))
     """What the model can do, and how it is to be used."""
+    score_prompt: ScorePrompt | None = None
+    """For a model that reads a pair as a prompt; None for one that reads it as its tokenizer joins it."""
 
 
 def load_text_model(name: str, source: ResolvedSource, defaults: Mapping[str, float], created: int) -> TextModel:

@@ -1,0 +1,171 @@
+"""From the texts of a score or rerank body to what the model reads: alone or in pairs, cut where it was asked for.
+
+A text is cut by its own tokens, never a special one. `max_tokens_per_query` and `max_tokens_per_doc` cut each text for
+itself; a document's limit also leaves room for its query. `truncate_prompt_tokens` cuts what is read together, the
+longer text first. What is then too long for the model is a 400. Pure, and as slow as the texts are long.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tenure.api.errors import context_length_exceeded, invalid_request
+from tenure.api.prompts import Truncation
+from tenure.api.text_inputs import TextRules, tokenise_inputs
+from tenure.api.text_model import ScorePrompt, TextModel
+from tenure.models.profile import ModelProfile
+from tenure.text.pairs import cut, share_room
+
+_QUERY_PROMPTS = ("query",)
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+
+
+@dataclass(frozen=True)
+class PairRules:
+    """How the texts of one request are to be read."""
+
+    model: TextModel
+    vocabulary_size: int
+    longest: int
+    """Most tokens that the model reads at a time, special ones included."""
+    names: tuple[str, str]
+    """The fields that the two sides stand in."""
+    side: str
+    """Where texts are cut."""
+    truncation: Truncation | None = None
+    per_query: int = 0
+    """Most tokens of a query, without special ones; 0 = any number."""
+    per_document: int = 0
+    instruction: str | None = None
+
+    @property
+    def room(self) -> int:
+        """Most tokens that are read together, special ones included."""
+        return self.longest if self.truncation is None else self.truncation.limit
+
+    def name(self, position: int, count: int) -> str:
+        """What a document is called in a message."""
+        return self.names[1] if count == 1 else f"{self.names[1]}[{position}]"
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What the engine is to read; `segments` as in `PoolingJob`."""
+
+    ids: list[list[int]]
+    segments: list[int]
+
+
+def single_prompts(queries: Sequence[str], documents: Sequence[str], rules: PairRules) -> Prompts:
+    """The queries, then the documents, each alone, behind the prompts that the model's authors give them."""
+    ids: list[list[int]] = []
+    for texts, limit, name, prompts in (
+        (queries, rules.per_query, rules.names[0], _QUERY_PROMPTS),
+        (documents, rules.per_document, rules.names[1], _DOCUMENT_PROMPTS),
+    ):
+        text_rules = TextRules(
+            model=rules.model,
+            vocabulary_size=rules.vocabulary_size,
+            longest=rules.longest,
+            truncation=_single_truncation(limit, rules),
+            prompt=_prompt(rules.model.profile, prompts),
+        )
+        ids += [framed.ids for framed in tokenise_inputs(texts, text_rules, name)]
+    return Prompts(ids, [])
+
+
+def pair_prompts(queries: Sequence[str], documents: Sequence[str], rules: PairRules) -> Prompts:
+    """Each document with its query, in the tokenizer's own form of a pair."""
+    tokenizer = rules.model.tokenizer
+    template = tokenizer.pair_template
+    room = rules.room - template.special_tokens
+    if room < 1:
+        message = (
+            f"`truncate_prompt_tokens` of {rules.room} leaves no room beside the {template.special_tokens} special "
+            "tokens of a pair."
+        )
+        raise invalid_request(message, "truncate_prompt_tokens")
+    encoded = tokenizer.encode_plain([*queries, *documents])
+    firsts, seconds = encoded[: len(queries)], encoded[len(queries) :]
+    prompts = Prompts([], [])
+    for position, second in enumerate(seconds):
+        first = firsts[position if len(firsts) > 1 else 0]
+        ids, first_segment = template.join(*_cut_pair(first, second, room, rules))
+        _check(len(ids), rules, position, len(seconds))
+        prompts.ids.append(ids)
+        prompts.segments.append(first_segment)
+    return prompts
+
+
+def written_prompts(queries: Sequence[str], documents: Sequence[str], rules: PairRules, write: ScorePrompt) -> Prompts:
+    """Each document with its query as `write` writes them. A document is cut where texts may be cut."""
+    queries = _cut_texts(queries, rules.per_query, rules)
+    documents = _cut_texts(documents, rules.per_document, rules)
+    paired = [queries[position if len(queries) > 1 else 0] for position in range(len(documents))]
+    texts = [write(query, document, rules.instruction) for query, document in zip(paired, documents, strict=True)]
+    prompts = Prompts(rules.model.tokenizer.encode_plain(texts), [])
+    for position, (query, document) in enumerate(zip(paired, documents, strict=True)):
+        ids = prompts.ids[position]
+        if len(ids) > rules.room and (rules.truncation is not None or rules.per_document):
+            ids = prompts.ids[position] = _shortened(ids, query, document, rules, write)
+        _check(len(ids), rules, position, len(documents))
+    return prompts
+
+
+def _single_truncation(limit: int, rules: PairRules) -> Truncation | None:
+    """The tighter one of a text's own limit and that of the request."""
+    if not limit:
+        return rules.truncation
+    return Truncation(min(limit + rules.model.tokenizer.frame.size, rules.room), rules.side)
+
+
+def _prompt(profile: ModelProfile, names: Sequence[str]) -> str:
+    """What goes in front of a text of a kind: the prompt of the first of `names` that the model has, or its default."""
+    known = [*names, *([] if profile.default_prompt is None else [profile.default_prompt])]
+    return next((profile.prompts[name] for name in known if name in profile.prompts), "")
+
+
+def _cut_pair(first: list[int], second: list[int], room: int, rules: PairRules) -> tuple[list[int], list[int]]:
+    if rules.per_query:
+        first = cut(first, min(rules.per_query, max(1, room - 1)), rules.side)
+    if rules.per_document:
+        second = cut(second, min(rules.per_document, max(1, room - len(first))), rules.side)
+    if rules.truncation is not None:
+        for_first, for_second = share_room(len(first), len(second), room)
+        first, second = cut(first, for_first, rules.side), cut(second, for_second, rules.side)
+    return first, second
+
+
+def _cut_texts(texts: Sequence[str], limit: int, rules: PairRules) -> Sequence[str]:
+    if not limit:
+        return texts
+    tokenizer = rules.model.tokenizer
+    encoded = tokenizer.encode_plain(texts)
+    return [
+        text if len(ids) <= limit else tokenizer.decode(cut(ids, limit, rules.side), skip_special_tokens=False)
+        for text, ids in zip(texts, encoded, strict=True)
+    ]
+
+
+def _shortened(ids: list[int], query: str, document: str, rules: PairRules, write: ScorePrompt) -> list[int]:
+    """The prompt with as much of the document as fits; with none of it when even that is too long.
+
+    A text that is cut may have more tokens than was counted for it, hence the repetition.
+    """
+    tokenizer = rules.model.tokenizer
+    (own,) = tokenizer.encode_plain([document])
+    while len(ids) > rules.room and own:
+        own = cut(own, max(0, len(own) - (len(ids) - rules.room)), rules.side)
+        written = write(query, tokenizer.decode(own, skip_special_tokens=False), rules.instruction)
+        (ids,) = tokenizer.encode_plain([written])
+    return ids
+
+
+def _check(length: int, rules: PairRules, position: int, count: int) -> None:
+    name = rules.name(position, count)
+    if length == 0:
+        raise invalid_request(f"`{name}` and its query have no tokens.", rules.names[1])
+    if length > rules.longest:
+        message = (
+            f"`{name}` and its query have {length} tokens together, but at most {rules.longest} are read at a time."
+        )
+        raise context_length_exceeded(f"{message} Please reduce the length of the input prompt.", rules.names[1])

@@ -1,0 +1,203 @@
+"""The handlers of `/score`, `/rerank` and their aliases.
+
+One HTTP request is one request of the engine: its pairs, or its queries and documents, are admitted, scheduled and
+cancelled together. What is made of a query lives in the handler that scores with it, and nowhere else.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET
+
+from tenure.api.call import Call
+from tenure.api.context import ApiSettings
+from tenure.api.decoding import decode_body
+from tenure.api.errors import internal_error, invalid_request
+from tenure.api.pooling_fields import check_shared
+from tenure.api.pooling_job import PoolingJob, feed_pooled
+from tenure.api.ranges import RANGES, check_number
+from tenure.api.response_types import Usage
+from tenure.api.score_prompts import PairRules, Prompts, pair_prompts, single_prompts, written_prompts
+from tenure.api.score_texts import entry_text, listed, read_sides, shown_document
+from tenure.api.score_types import (
+    BilledUnits,
+    InputTokens,
+    PairFields,
+    RerankMeta,
+    RerankReply,
+    RerankRequest,
+    RerankResult,
+    RerankUsage,
+    ScoreEntry,
+    ScoreReply,
+    ScoreRequest,
+)
+from tenure.api.scoring import ClassScores, PairedScores, Scores, cosine, max_similarity
+from tenure.api.selection import Chosen, select_model
+from tenure.api.text_inputs import text_window
+from tenure.api.threads import in_thread_if_long
+from tenure.models.profile import ModelProfile, Scoring
+from tenure.pooling import PoolingParams, PoolingTask
+
+TASK = "score"
+META_PATH = "/v2/rerank"
+"""Whose clients expect `meta`."""
+_UNIT = 100
+_SCORE_DECODER = msgspec.json.Decoder(ScoreRequest)
+_RERANK_DECODER = msgspec.json.Decoder(RerankRequest)
+
+_POOLED = {
+    Scoring.CROSS_ENCODER: PoolingTask.CLASSIFY,
+    Scoring.BI_ENCODER: PoolingTask.EMBED,
+    Scoring.LATE_INTERACTION: PoolingTask.TOKEN_EMBED,
+}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The texts to score: one query for all documents, or one for each."""
+
+    names: tuple[str, str]
+    """The fields that they stand in."""
+    queries: Sequence[str]
+    documents: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One finite score for each document, in order."""
+
+    id: str
+    scores: Sequence[float]
+    prompt_tokens: int
+
+
+async def score(call: Call) -> None:
+    """Score pairs of texts, in the order in which they are given."""
+    request = decode_body(call.body, _SCORE_DECODER)
+    chosen = select_model(call, request.model, TASK)
+    scored = await _score(call, chosen, request, Pairs(*read_sides(request)))
+    reply = ScoreReply(
+        id=scored.id,
+        created=int(time.time()),
+        model=chosen.text.name,
+        data=[ScoreEntry(index=index, score=value) for index, value in enumerate(scored.scores)],
+        usage=Usage(prompt_tokens=scored.prompt_tokens, total_tokens=scored.prompt_tokens, completion_tokens=0),
+    )
+    await call.respond_json(reply)
+
+
+async def rerank(call: Call) -> None:
+    """Score documents by their query, and give the best of them, best first."""
+    request = decode_body(call.body, _RERANK_DECODER)
+    chosen = select_model(call, request.model, TASK)
+    if request.query is None:
+        raise invalid_request("`query` is required.", "query")
+    entries = listed(request.documents, "documents")
+    top_n = _number(request, "top_n") or len(entries)
+    documents = [entry_text(entry, name, request.rank_fields or ()) for name, entry in entries]
+    pairs = Pairs(("query", "documents"), [entry_text(request.query, "query")], documents)
+    scored = await _score(call, chosen, request, pairs)
+    best = sorted(range(len(documents)), key=lambda index: (-scored.scores[index], index))[:top_n]
+    shown = request.return_documents is not False
+    results = [
+        RerankResult(
+            index=index,
+            document=shown_document(entries[index][1], documents[index]) if shown else UNSET,
+            relevance_score=scored.scores[index],
+        )
+        for index in best
+    ]
+    tokens = scored.prompt_tokens
+    reply = RerankReply(
+        id=scored.id,
+        model=chosen.text.name,
+        results=results,
+        usage=RerankUsage(prompt_tokens=tokens, total_tokens=tokens),
+        meta=_meta(len(documents), tokens) if call.route == META_PATH else UNSET,
+    )
+    await call.respond_json(reply)
+
+
+async def _score(call: Call, chosen: Chosen, request: PairFields, pairs: Pairs) -> Scored:
+    settings = call.context.settings
+    if len(pairs.documents) > settings.max_inputs:
+        raise invalid_request(f"`{pairs.names[1]}` takes at most {settings.max_inputs} texts.", pairs.names[1])
+    priority = call.headers.get("x-vllm-priority")
+    job = await in_thread_if_long(
+        lambda: _job(request, pairs, chosen, settings, priority), len(call.body), settings.thread_above
+    )
+    public_id = f"score-{call.request_id}"
+    scores = _scores(chosen.text.profile, pairs)
+    await feed_pooled(call, chosen.engine, job, public_id, scores.take)
+    if not all(map(math.isfinite, scores.values)):
+        raise internal_error("A score is not finite (NaN or infinity).")
+    return Scored(public_id, scores.values, job.prompt_tokens)
+
+
+def _job(request: PairFields, pairs: Pairs, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingJob:
+    """What the engine is asked for. Raises a 400."""
+    model, profile = chosen.text, chosen.text.profile
+    window = text_window(model, chosen.window)
+    shared = check_shared(request, model, window, settings, priority)
+    rules = PairRules(
+        model=model,
+        vocabulary_size=chosen.window.vocabulary_size,
+        longest=window,
+        names=pairs.names,
+        side=request.truncation_side or model.tokenizer.truncation_side,
+        truncation=shared.truncation,
+        per_query=_number(request, "max_tokens_per_query"),
+        per_document=_number(request, "max_tokens_per_doc"),
+        instruction=request.instruction,
+    )
+    prompts = _prompts(profile, pairs, rules)
+    return PoolingJob(
+        model=model,
+        prompts=prompts.ids,
+        segments=prompts.segments,
+        params=PoolingParams(task=_POOLED[_scoring(profile)], activation=shared.activation),
+        priority=shared.priority,
+        cache_salt=shared.cache_salt,
+    )
+
+
+def _prompts(profile: ModelProfile, pairs: Pairs, rules: PairRules) -> Prompts:
+    if _scoring(profile) is not Scoring.CROSS_ENCODER:
+        return single_prompts(pairs.queries, pairs.documents, rules)
+    write = rules.model.score_prompt
+    if write is not None:
+        return written_prompts(pairs.queries, pairs.documents, rules, write)
+    return pair_prompts(pairs.queries, pairs.documents, rules)
+
+
+def _scores(profile: ModelProfile, pairs: Pairs) -> Scores:
+    queries, documents = len(pairs.queries), len(pairs.documents)
+    match _scoring(profile):
+        case Scoring.CROSS_ENCODER:
+            return ClassScores(documents)
+        case Scoring.BI_ENCODER:
+            return PairedScores(cosine, queries, documents)
+        case Scoring.LATE_INTERACTION:
+            return PairedScores(max_similarity, queries, documents)
+
+
+def _scoring(profile: ModelProfile) -> Scoring:
+    assert profile.scoring is not None, "a model that can `score` says how"
+    return profile.scoring
+
+
+def _number(request: PairFields, name: str) -> int:
+    """A whole number; 0 when it is not given."""
+    value = getattr(request, name)
+    return 0 if value is None else int(check_number(name, value, RANGES[name]))
+
+
+def _meta(documents: int, tokens: int) -> RerankMeta:
+    return RerankMeta(
+        billed_units=BilledUnits(search_units=-(-documents // _UNIT), input_tokens=tokens),
+        tokens=InputTokens(input_tokens=tokens),
+    )
