@@ -37,6 +37,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: ModelChoice
     index: int = 0
+    replicas: int = 1
+    """How many engines the model has; `index` is below it."""
     dtype: str = "auto"
     device: str = "cpu"
     max_model_len: int | None = None
@@ -51,6 +53,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     threads: int = 0
     """0: one for each core."""
+
+    @property
+    def title(self) -> str:
+        """What the engine is called in logs."""
+        number = f" {self.index}" if self.replicas > 1 else ""
+        return f"engine{number} of {self.model.name}"
 
 
 class KeyRing(msgspec.Struct, frozen=True):
@@ -109,11 +117,17 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What an API process needs."""
 
     models: tuple[ModelChoice, ...]
-    engine_sockets: tuple[str, ...] = ()
-    """Of each model's engine, in the order of `models`."""
+    engine_sockets: tuple[tuple[str, ...], ...] = ()
+    """Of each model's engines, in the order of `models`."""
     epoch: str = ""
     """Drawn anew by each start of the server."""
+    started_at: float = 0.0
+    """When the server was started, in monotonic seconds."""
+    created: int = 0
+    """The same in Unix seconds."""
     worker: int = 0
+    workers: int = 1
+    """How many API processes there are; `worker` is below it."""
     shutdown_timeout: float = 30.0
     api_keys: KeyRing = KeyRing()
     limits: HttpLimits = HttpLimits()
@@ -134,6 +148,13 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: str = "fcfs"
     """`fcfs`: the priorities of requests have no effect; `priority`: they have."""
     engine_heartbeat_timeout: float = 5.0
+    engine_step_timeout: float = 120.0
+    """After which an engine that does not go on is taken for dead, and killed by the supervisor; 0 is never."""
+
+    @property
+    def title(self) -> str:
+        """What the process is called in logs."""
+        return f"API process {self.worker}" if self.workers > 1 else "API process"
 
     @property
     def model_names(self) -> tuple[str, ...]:

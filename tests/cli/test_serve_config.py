@@ -1,5 +1,6 @@
 """From the command line to a configuration: what is meant is served, what cannot be meant is refused in a line."""
 
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ import pytest
 from tenure import __version__
 from tenure.cli.edge import EdgeOptions
 from tenure.cli.main import app
-from tenure.cli.serve import ServeOptions, serve_config
-from tenure.config import ApiConfig, EngineConfig, ServeConfig
+from tenure.cli.serve import ServeOptions, announce, serve_config
+from tenure.config import ApiConfig, EngineConfig, ServeConfig, cores
 from tenure.errors import CallerError, ResourceError
 from tenure.source import SourceKind, installed_aliases
 from tests.cli.command import Command
+from tests.wire.samples import CARD
 
 
 @pytest.fixture
@@ -125,9 +127,12 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "max_prompts": (("--max-prompts", "5"), 5),
     "scheduling_policy": (("--scheduling-policy", "priority"), "priority"),
     "edge": (("--max-json-depth", "9"), EdgeOptions(max_json_depth=9)),
+    "api_server_count": (("--api-server-count", "3"), 3),
+    "data_parallel_size": (("--data-parallel-size", "2"), 2),
     "shutdown_timeout": (("--shutdown-timeout", "1"), 1.0),
     "on_engine_death": (("--on-engine-death", "exit"), "exit"),
     "engine_heartbeat_timeout": (("--engine-heartbeat-timeout", "0"), 0.0),
+    "engine_step_timeout": (("--engine-step-timeout", "0"), 0.0),
 }
 
 
@@ -145,9 +150,33 @@ def test_every_flag_is_read_and_changes_what_is_run(name: str, model: str) -> No
 
 
 @pytest.mark.parametrize("seconds", [0.1, 1.0, 1.49])
-def test_a_heartbeat_limit_that_no_engine_could_keep(model: str, seconds: float) -> None:
-    with pytest.raises(CallerError, match="once a second"):
-        serve_config([model], ServeOptions(engine_heartbeat_timeout=seconds))
+@pytest.mark.parametrize("name", ["engine_heartbeat_timeout", "engine_step_timeout"])
+def test_a_limit_that_no_engine_could_keep(model: str, name: str, seconds: float) -> None:
+    given: dict[str, Any] = {name: seconds}
+    with pytest.raises(CallerError, match=f"--{name.replace('_', '-')} .* once a second"):
+        serve_config([model], ServeOptions(**given))
+
+
+def test_several_engines_of_each_model(model: str) -> None:
+    """They are told apart in logs, and share the cores."""
+    config = serve_config([f"a={model}", f"b={model}"], ServeOptions(data_parallel_size=2))
+    assert [(engine.model.name, engine.index) for engine in config.engines] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    assert [engine.title for engine in config.engines[:2]] == ["engine 0 of a", "engine 1 of a"]
+    assert {engine.threads for engine in config.engines} == {max(1, cores() // 2)}
+    [alone] = serve_config([f"a={model}"], ServeOptions()).engines
+    assert (alone.title, alone.threads) == ("engine of a", 0)
+
+
+def test_what_is_announced_of_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each model once, with the number of its engines."""
+    other = msgspec.structs.replace(CARD, name="other", served_names=("other",))
+    announce(time.monotonic(), 3, "http://here", [CARD, CARD, other])
+    first, tiny, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("tenure: ready at http://here after ")
+    assert first.endswith(" s, 3 API processes")
+    assert tiny.startswith("  tiny, žluťoučký: ")
+    assert tiny.endswith("16 KV blocks for 64 tokens, in each of 2 engines")
+    assert second.endswith("64 tokens")
 
 
 @pytest.mark.parametrize(
@@ -160,6 +189,9 @@ def test_a_heartbeat_limit_that_no_engine_could_keep(model: str, seconds: float)
         *[("--seed", value) for value in (str(2**63), str(-(2**63) - 1), "x")],
         *[("--shutdown-timeout", value) for value in ("-1", "inf")],
         *[("--engine-heartbeat-timeout", value) for value in ("-1", "nan")],
+        *[("--engine-step-timeout", value) for value in ("-1", "inf")],
+        *[("--api-server-count", value) for value in ("0", "257", "two")],
+        *[("--data-parallel-size", value) for value in ("0", "257", "1.5")],
         *[(flag, "0") for flag in ("--max-model-len", "--block-size", "--max-num-batched-tokens", "--max-n")],
         *[(flag, str(10**20)) for flag in ("--max-model-len", "--block-size", "--max-num-queued-tokens", "--max-n")],
         ("--max-num-queued-reqs", "-1"),

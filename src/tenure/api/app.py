@@ -52,9 +52,9 @@ def route_table() -> RouteTable:
     )
 
 
-def counter_schema(models: Sequence[str]) -> CounterSchema:
+def counter_schema(models: Sequence[str], workers: int) -> CounterSchema:
     """What the processes of a server count; equal in all of them."""
-    return CounterSchema(workers=1, routes=route_table().work_paths(), models=tuple(models))
+    return CounterSchema(workers=workers, routes=route_table().work_paths(), models=tuple(models))
 
 
 DESCRIPTIONS: Mapping[str, Describe] = {

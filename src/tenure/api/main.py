@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -62,13 +61,13 @@ def main() -> None:
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to answer
     config = read_config(ApiConfig, sys.stdin.fileno())
-    configure_logging("api")
+    configure_logging(config.title)
     try:
         texts = _text_models(config)
     except TenureError as error:
         write_report(report, Failed(message=str(error)))
         sys.exit(1)
-    shared = SharedCounters.attach(counters, counter_schema(config.model_names))
+    shared = SharedCounters.attach(counters, counter_schema(config.model_names, config.workers))
     serve = partial(_serve, config, texts, socket.socket(fileno=listener), shared, report)
     anyio.run(serve, backend_options={"use_uvloop": True})
 
@@ -101,7 +100,7 @@ async def _serve(
                 counts=shared.snapshot,
                 observe=tally.observe,
                 epoch=config.epoch,
-                started_at=time.monotonic(),
+                started_at=config.started_at,
                 draining=lambda: guard.snapshot().draining,
             )
             guard = build_app(context, tally, limits, config.api_keys, config.cors)
@@ -117,15 +116,23 @@ def _text_models(config: ApiConfig) -> dict[str, TextModel]:
     for model in config.models:
         defaults = read_sampling_defaults(model.source) if config.generation_config == "auto" else {}
         name, profile = model.served_names[0], read_profile(model.source, model.task)
-        texts[name] = replace(load_text_model(name, model.source, defaults, int(time.time())), profile=profile)
+        texts[name] = replace(load_text_model(name, model.source, defaults, config.created), profile=profile)
     return texts
 
 
 def _fleet(config: ApiConfig, texts: Mapping[str, TextModel]) -> Fleet:
     served = []
-    for model, path in zip(config.models, config.engine_sockets, strict=True):
-        engine = EngineClient(path, worker=config.worker, heartbeat_timeout=config.engine_heartbeat_timeout)
-        served.append(Served(model.served_names, [engine], texts[model.served_names[0]].profile.tasks))
+    for model, paths in zip(config.models, config.engine_sockets, strict=True):
+        engines = [
+            EngineClient(
+                path,
+                worker=config.worker,
+                heartbeat_timeout=config.engine_heartbeat_timeout,
+                step_timeout=config.engine_step_timeout,
+            )
+            for path in paths
+        ]
+        served.append(Served(model.served_names, engines, texts[model.served_names[0]].profile.tasks))
     return Fleet(served)
 
 

@@ -13,7 +13,7 @@ from cyclopts import Parameter, validators
 from tenure.cli import edge
 from tenure.cli.edge import EdgeOptions
 from tenure.cli.flags import MOST, real, whole
-from tenure.config import ApiConfig, EngineConfig, ModelChoice, ServeConfig
+from tenure.config import ApiConfig, EngineConfig, ModelChoice, ServeConfig, cores
 from tenure.errors import CallerError, ResourceError
 from tenure.source import ALIASES, installed_aliases, resolve_source
 from tenure.wire.messages import ModelCard
@@ -22,6 +22,7 @@ TASKS = ("generate", "embed", "token_embed", "classify", "score")
 _LEAST_HEARTBEAT_TIMEOUT = 1.5
 
 AtLeastOne = Annotated[int, whole(1)]
+Processes = Annotated[int, whole(1, 256)]
 Seconds = Annotated[float, real(0)]
 
 
@@ -75,12 +76,18 @@ class ServeOptions:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Order of waiting requests: as they came, whatever `priority` they ask for, or by priority, lower first."""
     edge: Annotated[EdgeOptions, Parameter(name="*")] = field(default_factory=EdgeOptions)
+    api_server_count: Processes = 1
+    """Processes that serve HTTP, all on the one port."""
+    data_parallel_size: Processes = 1
+    """Engines of each model, which share its requests; each has weights and a cache of its own."""
     shutdown_timeout: Seconds = 30.0
     """Seconds that open requests may take to finish when the server is told to stop."""
     on_engine_death: Literal["restart", "exit"] = "restart"
-    """What to do when an engine process dies."""
+    """What to do when an engine process dies: start it again, or end the server."""
     engine_heartbeat_timeout: Seconds = 5.0
-    """Seconds of silence after which an engine is taken for dead, at least 1.5; 0 waits for ever."""
+    """Seconds of silence after which the requests of an engine are ended, at least 1.5; 0 waits for ever."""
+    engine_step_timeout: Seconds = 120.0
+    """Seconds of silence, or of one step, after which an engine is killed, at least 1.5; 0 waits for ever."""
 
 
 def run_server(models: Sequence[str], options: ServeOptions) -> int:
@@ -95,17 +102,25 @@ def run_server(models: Sequence[str], options: ServeOptions) -> int:
     configure_logging("supervisor")
     config = serve_config(models, options)
     print(f"tenure: starting {', '.join(config.api.model_names)}", flush=True)
-    return anyio.run(Supervisor(config, partial(_announce, started)).run)
+    return anyio.run(Supervisor(config, partial(announce, started, config.api.workers)).run)
 
 
 def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
     """Resolve the command line; downloads what is not on this machine. Raises CallerError, ResourceError."""
-    if 0 < options.engine_heartbeat_timeout < _LEAST_HEARTBEAT_TIMEOUT:
-        raise CallerError("--engine-heartbeat-timeout is 0 or at least 1.5: engines give a sign of life once a second")
+    for flag, seconds in (
+        ("--engine-heartbeat-timeout", options.engine_heartbeat_timeout),
+        ("--engine-step-timeout", options.engine_step_timeout),
+    ):
+        if 0 < seconds < _LEAST_HEARTBEAT_TIMEOUT:
+            raise CallerError(f"{flag} is 0 or at least 1.5: engines give a sign of life once a second")
+    replicas = options.data_parallel_size
     choices = _with_tasks(_choices(models or _demo_models(), options.served_model_name), options.task)
     engines = tuple(
         EngineConfig(
             model=choice,
+            index=index,
+            replicas=replicas,
+            threads=0 if replicas == 1 else max(1, cores() // replicas),
             dtype=options.dtype,
             max_model_len=options.max_model_len,
             max_num_seqs=options.max_num_seqs,
@@ -118,9 +133,11 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
             prefix_caching=options.enable_prefix_caching,
         )
         for choice in choices
+        for index in range(replicas)
     )
     api = ApiConfig(
         models=choices,
+        workers=options.api_server_count,
         shutdown_timeout=options.shutdown_timeout,
         api_keys=edge.key_ring(options.edge),
         limits=edge.http_limits(options.edge),
@@ -136,6 +153,7 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
         max_chunked_len=options.max_chunked_len,
         scheduling_policy=options.scheduling_policy,
         engine_heartbeat_timeout=options.engine_heartbeat_timeout,
+        engine_step_timeout=options.engine_step_timeout,
     )
     return ServeConfig(
         engines=engines,
@@ -193,12 +211,16 @@ def _name_and_source(model: str) -> tuple[str | None, str]:
     return (None, model) if not separator or os.path.exists(model) else (name, source)
 
 
-def _announce(started: float, address: str, cards: Sequence[ModelCard]) -> None:
-    print(f"tenure: ready at {address} after {time.monotonic() - started:.1f} s", flush=True)
-    for card in cards:
-        blocks = f", {card.num_blocks} KV blocks for {card.num_blocks * card.block_size} tokens"
+def announce(started: float, workers: int, address: str, cards: Sequence[ModelCard]) -> None:
+    """Print that the server is ready. `cards` has one for each engine, `started` is in monotonic seconds."""
+    served_by = f", {workers} API processes" if workers > 1 else ""
+    print(f"tenure: ready at {address} after {time.monotonic() - started:.1f} s{served_by}", flush=True)
+    for card in {card.name: card for card in cards}.values():
+        engines = sum(other.name == card.name for other in cards)
+        each = f", in each of {engines} engines" if engines > 1 else ""
+        tokens = card.num_blocks * card.block_size
         print(
             f"  {', '.join(card.served_names)}: {', '.join(card.tasks)} ({card.dtype}), window of "
-            f"{card.max_model_len} tokens{blocks if card.num_blocks else ''}",
+            f"{card.max_model_len} tokens, {card.num_blocks} KV blocks for {tokens} tokens{each}",
             flush=True,
         )

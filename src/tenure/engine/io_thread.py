@@ -14,7 +14,8 @@ from tenure.core.admission import GateLimits
 from tenure.core.report import Output
 from tenure.core.request import Request
 from tenure.engine.loop import EngineSnapshot, Order, Progress, Stop
-from tenure.engine.switchboard import Switchboard
+from tenure.engine.pulse import Pulse
+from tenure.engine.switchboard import Beat, Switchboard, unheard
 from tenure.process.lifeline import end_of_file
 from tenure.wire.messages import ModelCard
 
@@ -29,11 +30,13 @@ class IOThread:
     """Runs `Switchboard` on `listener` until `stop`, or until `lifeline` reports the supervisor's end.
 
     The engine's main thread calls `start`, then `open_for_business`, then runs the loop, with this object as its
-    `Port`; `stop` at the end. What the loop tells is handed over through a bounded queue.
+    `Port`; `stop` at the end. What the loop tells is handed over through a bounded queue. `beat` is called once a
+    second, for the supervisor's sake.
     """
 
-    def __init__(self, switchboard: Switchboard, listener: socket.socket, lifeline: int) -> None:
+    def __init__(self, switchboard: Switchboard, listener: socket.socket, lifeline: int, beat: Beat = unheard) -> None:
         self._switchboard = switchboard
+        self._beat = beat
         self._listener = listener
         self._lifeline = lifeline
         self._told: queue.Queue[tuple[int, list[Output], list[Request]]] = queue.Queue(_TOLD_LIMIT)
@@ -56,7 +59,7 @@ class IOThread:
     ) -> None:
         """Let the switchboard admit requests; their orders go into `orders`."""
         self._orders = orders
-        self._progress = progress
+        self._progress = Pulse(progress, orders)
         self._soon(lambda: self._switchboard.open_for_business(card, limits, orders))
         if self._ended.is_set():  # while the model was being loaded
             orders.put(Stop())
@@ -120,7 +123,7 @@ class IOThread:
         async with listener, anyio.create_task_group() as group:
             self._scope = group.cancel_scope
             group.start_soon(listener.serve, self._switchboard.serve)
-            group.start_soon(self._switchboard.heartbeat, lambda: self._progress())
+            group.start_soon(self._switchboard.heartbeat, lambda: self._progress(), self._beat)
             group.start_soon(self._deliver)
             group.start_soon(self._watch_lifeline)
             self._started.set()

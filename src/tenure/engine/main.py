@@ -26,7 +26,7 @@ from tenure.engine.threads import ThreadGovernor
 from tenure.errors import CallerError, ResourceError
 from tenure.process.lifeline import die_with_parent
 from tenure.process.logs import configure_logging
-from tenure.process.reports import Failed, Loaded, write_report
+from tenure.process.reports import Alive, Failed, Loaded, offer_report, write_report
 
 logger = logging.getLogger("tenure.engine")
 
@@ -42,11 +42,14 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they are the supervisor's to answer; it closes the life line
     config = read_config(EngineConfig, sys.stdin.fileno())
-    configure_logging(f"engine {config.model.name}")
+    configure_logging(config.title)
     sys.setswitchinterval(_SWITCH_INTERVAL)
     torch.set_num_threads(config.threads or cores())
     io_thread = IOThread(
-        Switchboard(secrets.token_hex(8), config.index), socket.socket(fileno=listener), sys.stdin.fileno()
+        Switchboard(secrets.token_hex(8), config.index),
+        socket.socket(fileno=listener),
+        sys.stdin.fileno(),
+        lambda step, age: offer_report(report, Alive(step=step, step_age=age)),
     )
     io_thread.start()
     with torch.inference_mode():

@@ -41,6 +41,15 @@ _HEARTBEAT_INTERVAL = 1.0
 _OTHER_VERSION = f"this engine speaks version {wire.PROTOCOL_VERSION} of the protocol alone"
 
 
+Beat = Callable[[int, float | None], None]
+"""Takes the number of the step that runs, or ran last, and its age in seconds; None when the loop waits."""
+
+
+def unheard(step: int, age: float | None) -> None:
+    """A `Beat` where nobody listens."""
+    del step, age
+
+
 class _Open:
     """An admitted request: its permit, where its outputs go, and what the loop has been told about its end."""
 
@@ -256,11 +265,12 @@ class Switchboard:
         except OutboxFull as error:
             logger.warning("connection %d: %s", connection.number, error)
 
-    async def heartbeat(self, progress: Callable[[], Progress]) -> None:
-        """Tell every connection, once a second, that this thread lives and how the loop gets on."""
+    async def heartbeat(self, progress: Callable[[], Progress], beat: Beat = unheard) -> None:
+        """Tell every connection, and `beat`, once a second, that this thread lives and how the loop gets on."""
         while True:
             step, since = progress()
             age = None if since is None else time.monotonic() - since
+            beat(step, age)
             held = self._gate.snapshot().tokens if self._gate is not None else 0
             for connection in self._connections.values():
                 self._send(connection, wire.Heartbeat(step=step, step_age=age, outstanding_tokens=held))

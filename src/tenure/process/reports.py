@@ -1,6 +1,7 @@
 """What a child process tells its supervisor: lines of JSON over a pipe of its own."""
 
 import os
+import select
 
 import msgspec
 
@@ -21,13 +22,20 @@ class Serving(Report, frozen=True):
     """An API process accepts requests, and every model is ready."""
 
 
+class Alive(Report, frozen=True):
+    """An engine's I/O thread lives; said once a second. `step_age` as in `wire.Heartbeat`."""
+
+    step: int
+    step_age: float | None = None
+
+
 class Failed(Report, frozen=True):
     """The child cannot work and ends; starting it again would not help. The message is fit for the user's eyes."""
 
     message: str
 
 
-AnyReport = Loaded | Serving | Failed
+AnyReport = Loaded | Serving | Alive | Failed
 
 
 def write_report(descriptor: int, report: AnyReport) -> None:
@@ -36,6 +44,14 @@ def write_report(descriptor: int, report: AnyReport) -> None:
         os.write(descriptor, msgspec.json.encode(report) + b"\n")
     except BrokenPipeError:
         return
+
+
+def offer_report(descriptor: int, report: AnyReport) -> None:
+    """Send a report, unless the supervisor has left so many unread that there is no room for one."""
+    room = select.poll()
+    room.register(descriptor, select.POLLOUT)
+    if room.poll(0):
+        write_report(descriptor, report)
 
 
 def read_reports(data: bytes) -> list[AnyReport]:

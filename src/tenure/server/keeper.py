@@ -1,4 +1,7 @@
-"""Keeps one child of the supervisor running: starts it again after a death, as long as policy allows."""
+"""Keeps one child of the supervisor running: starts it again after a death, as long as policy allows.
+
+A child that does not go on, though it lives, is killed, and then it is as dead as any other.
+"""
 
 import logging
 import signal
@@ -10,8 +13,9 @@ from dataclasses import replace
 import anyio
 from anyio.abc import Process
 
-from tenure.process.reports import AnyReport, Failed
+from tenure.process.reports import Alive, AnyReport, Failed
 from tenure.server.children import ChildSpec, running, signal_child
+from tenure.server.watchdog import Watchdog
 
 logger = logging.getLogger("tenure.supervisor")
 
@@ -32,7 +36,7 @@ class ServerEnded(Exception):
 class Keeper:
     """Owns one child. `ended` is set once it has ended and will not be started again.
 
-    `after_death` is called after each of its lives, whatever the end.
+    `after_death` is called after each of its lives, whatever the end. `patience` is a `Watchdog`'s.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Keeper:
         spec: ChildSpec,
         *,
         restart: bool,
+        patience: float = 0.0,
         after_death: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -48,6 +53,8 @@ class Keeper:
         self._spec = replace(spec, on_report=self._on_report)
         self._pass_on = spec.on_report
         self._restart = restart
+        self._patience = patience
+        self._watchdog = Watchdog(patience)
         self._after_death = after_death
         self._clock = clock
         self._process: Process | None = None
@@ -66,6 +73,13 @@ class Keeper:
         self._stopping = True
         self._scope.cancel()
 
+    def kill(self) -> None:
+        """End the child without giving it the time to do anything; it is not started again."""
+        self._stopping = True
+        if self._process is not None:
+            signal_child(self._process, signal.SIGKILL)
+        self._scope.cancel()
+
     async def keep(self) -> None:
         """Run the child until `stop`. Raises ServerEnded when it cannot be kept alive."""
         try:
@@ -76,22 +90,33 @@ class Keeper:
             self.ended.set()
 
     async def _run_once(self) -> None:
+        self._watchdog = Watchdog(self._patience)
         try:
             async with running(self._spec) as process:
                 self._process = process
                 if self._stopping:  # told to drain while it was being started
                     signal_child(process, signal.SIGTERM)
-                code = await process.wait()
+                async with anyio.create_task_group() as group:
+                    group.start_soon(self._watch, process)
+                    code = await process.wait()
+                    group.cancel_scope.cancel()
         finally:
             self._process = None
             self._after_death()
         if not self._stopping:
             await self._mourn(code)
 
+    async def _watch(self, process: Process) -> None:
+        reason = await self._watchdog.bark()
+        logger.error("the %s is killed: %s", self._spec.name, reason)
+        signal_child(process, signal.SIGKILL)
+
     def _on_report(self, report: AnyReport) -> None:
+        self._watchdog.hear(report)
         if isinstance(report, Failed):
             self._failed = report
-        self._pass_on(report)
+        if not isinstance(report, Alive):
+            self._pass_on(report)
 
     async def _mourn(self, code: int) -> None:
         """Wait before the next start, or give up."""

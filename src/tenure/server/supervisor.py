@@ -4,8 +4,11 @@
     starting --a child reports that it cannot work--> ended (code 1)
     serving --a child dies--> it is started again, or the server ends (code 1)
 
-A second signal ends the server at once (code 1). Everything is owned by the exit stack of `run`: whatever the way out,
-no child, socket or directory is left.
+A second signal ends the server at once (code 1: what was open is cut off). Everything is owned by the exit stack of
+`run`: whatever the way out, no child, socket or directory is left.
+
+There are `workers` API processes, which accept on the one listening socket, and `replicas` engines of each model, each
+with a socket of its own. Any API process speaks to any engine.
 """
 
 import logging
@@ -14,20 +17,23 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, closing, contextmanager
+from functools import partial
 from tempfile import TemporaryDirectory
 
 import anyio
 import msgspec
 
 from tenure.api.app import counter_schema
-from tenure.config import ServeConfig
+from tenure.config import ApiConfig, ServeConfig
 from tenure.errors import ResourceError
 from tenure.process.counters import SharedCounters
 from tenure.process.reports import AnyReport, Loaded, Serving
 from tenure.server.children import ChildSpec
 from tenure.server.keeper import Keeper, ServerEnded
+from tenure.server.roll_call import RollCall
 from tenure.wire.messages import ModelCard
 
 logger = logging.getLogger("tenure.supervisor")
@@ -45,14 +51,15 @@ Announce = Callable[[str, Sequence[ModelCard]], None]
 
 
 class Supervisor:
-    """See the module's docstring. `announce` is called with address and models once all are ready."""
+    """See the module's docstring. `announce` is called with address and the engines' cards once all are ready."""
 
     def __init__(self, config: ServeConfig, announce: Announce) -> None:
         self._config = config
         self._announce = announce
-        self._cards: dict[str, ModelCard] = {}
-        self._serving = False
         self._address = ""
+        self._roll_call = RollCall(len(config.engines), config.api.workers, self._on_complete)
+        self._cut_short = False
+        self._cut_off = 0
 
     async def run(self) -> int:
         """Serve until told to stop; returns the exit code. Raises ResourceError when the address cannot be had."""
@@ -69,74 +76,113 @@ class Supervisor:
     async def _run(self, stack: AsyncExitStack) -> None:
         listener = stack.enter_context(listening(self._config.host, self._config.port))
         self._address = address_of(listener, "http" if self._config.api.tls is None else "https")
-        counters = stack.enter_context(closing(SharedCounters.create(counter_schema(self._config.api.model_names))))
+        schema = counter_schema(self._config.api.model_names, self._config.api.workers)
+        counters = stack.enter_context(closing(SharedCounters.create(schema)))
         directory = stack.enter_context(TemporaryDirectory(prefix="tenure-"))
         signals = stack.enter_context(anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         engines, sockets = self._engines(stack, directory)
-        worker = self._worker(listener, counters, sockets)
+        workers = self._workers(listener, counters, sockets)
         group = await stack.enter_async_context(anyio.create_task_group())
-        for keeper in (*engines, worker):
+        for keeper in (*engines, *workers):
             group.start_soon(keeper.keep)
         await anext(aiter(signals))
-        await self._stop(signals, worker, engines)
+        await self._stop(signals, workers, engines)
         group.cancel_scope.cancel()
 
-    def _engines(self, stack: AsyncExitStack, directory: str) -> tuple[list[Keeper], tuple[str, ...]]:
-        """One for each model. The sockets are the supervisor's, so that they outlive an engine."""
-        keepers, paths = [], []
+    def _engines(self, stack: AsyncExitStack, directory: str) -> tuple[list[Keeper], tuple[tuple[str, ...], ...]]:
+        """Keepers, and the sockets of each model's engines. Sockets are the supervisor's, so they outlive an engine."""
+        keepers: list[Keeper] = []
+        paths: dict[str, list[str]] = {name: [] for name in self._config.api.model_names}
         for number, config in enumerate(self._config.engines):
             path = os.path.join(directory, f"engine-{number}.sock")
             engine_listener = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
             engine_listener.bind(path)
             engine_listener.listen()
             spec = ChildSpec(
-                name=f"engine of {config.model.name}",
+                name=config.title,
                 module="tenure.engine.main",
                 config=config,
                 descriptors=(engine_listener.fileno(),),
-                on_report=self._on_report,
+                on_report=partial(self._on_engine_report, number),
                 environment=_ENGINE_ENVIRONMENT,
             )
-            keepers.append(Keeper(spec, restart=self._config.on_engine_death == "restart"))
-            paths.append(path)
-        return keepers, tuple(paths)
+            restart, patience = self._config.on_engine_death == "restart", self._config.api.engine_step_timeout
+            keepers.append(Keeper(spec, restart=restart, patience=patience))
+            paths[config.model.served_names[0]].append(path)
+        return keepers, tuple(tuple(found) for found in paths.values())
 
-    def _worker(self, listener: socket.socket, counters: SharedCounters, sockets: tuple[str, ...]) -> Keeper:
-        config = msgspec.structs.replace(self._config.api, engine_sockets=sockets, epoch=secrets.token_hex(8))
-        spec = ChildSpec(
-            name="API process",
-            module="tenure.api.main",
-            config=config,
-            descriptors=(listener.fileno(), counters.descriptor),
-            on_report=self._on_report,
+    def _workers(
+        self, listener: socket.socket, counters: SharedCounters, sockets: tuple[tuple[str, ...], ...]
+    ) -> list[Keeper]:
+        common = msgspec.structs.replace(
+            self._config.api,
+            engine_sockets=sockets,
+            epoch=secrets.token_hex(8),
+            started_at=time.monotonic(),
+            created=int(time.time()),
         )
-        return Keeper(spec, restart=True, after_death=lambda: _bury(counters, config.worker))
+        keepers = []
+        for number in range(common.workers):
+            config = msgspec.structs.replace(common, worker=number)
+            spec = ChildSpec(
+                name=config.title,
+                module="tenure.api.main",
+                config=config,
+                descriptors=(listener.fileno(), counters.descriptor),
+                on_report=partial(self._on_worker_report, number),
+            )
+            keepers.append(Keeper(spec, restart=True, after_death=partial(self._bury, counters, config)))
+        return keepers
 
-    def _on_report(self, report: AnyReport) -> None:
-        """The API process may say that every model is ready before the last engine's own words have been read."""
+    def _on_engine_report(self, number: int, report: AnyReport) -> None:
         if isinstance(report, Loaded):
-            self._cards[report.card.name] = report.card
-        elif isinstance(report, Serving):
-            self._serving = True
-        names = self._config.api.model_names
-        if self._serving and all(name in self._cards for name in names):
-            self._serving = False
-            self._announce(self._address, [self._cards[name] for name in names])
+            self._roll_call.loaded(number, report.card)
 
-    async def _stop(self, signals: AsyncIterator[signal.Signals], worker: Keeper, engines: Sequence[Keeper]) -> None:
-        """Let the API process drain, then end the engines. A second signal raises ServerEnded."""
+    def _on_worker_report(self, number: int, report: AnyReport) -> None:
+        if isinstance(report, Serving):
+            self._roll_call.serves(number)
+
+    def _on_complete(self, cards: Sequence[ModelCard]) -> None:
+        self._announce(self._address, cards)
+
+    def _bury(self, counters: SharedCounters, worker: ApiConfig) -> None:
+        """An API process is gone: its open requests end as `worker_lost`."""
+        self._roll_call.left(worker.worker)
+        lost = counters.bury(worker.worker)
+        self._cut_off += lost
+        if lost and not self._cut_short:
+            logger.error("%s: %d open requests ended as worker_lost", worker.title, lost)
+
+    async def _stop(
+        self, signals: AsyncIterator[signal.Signals], workers: Sequence[Keeper], engines: Sequence[Keeper]
+    ) -> None:
+        """Let the API processes drain, then end the engines. A second signal raises ServerEnded."""
         print("tenure: stopping; a second signal ends at once", file=sys.stderr)
         async with anyio.create_task_group() as group:
-            group.start_soon(_end_on_signal, signals)
-            worker.drain()
-            with anyio.move_on_after(self._config.api.shutdown_timeout + _DRAIN_MARGIN):
-                await worker.ended.wait()
+            group.start_soon(self._end_on_signal, signals, workers, engines)
+            for worker in workers:
+                worker.drain()
+            await _wait_ended(workers, self._config.api.shutdown_timeout + _DRAIN_MARGIN)
             for engine in engines:
                 engine.stop()
-            with anyio.move_on_after(_DRAIN_MARGIN):
-                for engine in engines:
-                    await engine.ended.wait()
+            await _wait_ended(engines, _DRAIN_MARGIN)
             group.cancel_scope.cancel()
+
+    async def _end_on_signal(
+        self, signals: AsyncIterator[signal.Signals], workers: Sequence[Keeper], engines: Sequence[Keeper]
+    ) -> None:
+        await anext(signals)
+        self._cut_short, self._cut_off = True, 0
+        for keeper in (*workers, *engines):
+            keeper.kill()
+        await _wait_ended(workers, _DRAIN_MARGIN)
+        raise ServerEnded(1, f"ended at once by a second signal; open requests that were cut off: {self._cut_off}")
+
+
+async def _wait_ended(keepers: Sequence[Keeper], timeout: float) -> None:
+    with anyio.move_on_after(timeout):
+        for keeper in keepers:
+            await keeper.ended.wait()
 
 
 @contextmanager
@@ -163,17 +209,6 @@ def address_of(listener: socket.socket, scheme: str = "http") -> str:
     """The URL at which a listening socket is reached."""
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-async def _end_on_signal(signals: AsyncIterator[signal.Signals]) -> None:
-    async for _ in signals:
-        raise ServerEnded(1, "ended at once by a second signal")
-
-
-def _bury(counters: SharedCounters, worker: int) -> None:
-    lost = counters.bury(worker)
-    if lost:
-        logger.error("%d open requests ended as worker_lost", lost)
 
 
 def _first(group: BaseExceptionGroup[ServerEnded]) -> ServerEnded:

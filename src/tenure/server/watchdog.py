@@ -1,0 +1,50 @@
+"""Finds out that an engine does not go on, though it has not died: it is frozen, or a step of it does not end.
+
+An engine reports once a second. Silence counts from its first report that it works, since loading a model takes as long
+as it takes. Every finding needs a second look: when the supervisor itself, or the whole machine, has stood still, the
+reports are yet to be read, and the first of them tells of a step as old as that.
+"""
+
+import anyio
+
+from tenure.process.reports import Alive, AnyReport, Loaded
+
+_SECOND_LOOK = 2.0
+
+
+class Watchdog:
+    """Watches over one life of an engine. `patience`: seconds of silence, or of one step; 0 is for ever."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._works = anyio.Event()
+        self._heard = anyio.Event()
+        self._late_step: int | None = None
+        self._endless = False
+
+    def hear(self, report: AnyReport) -> None:
+        """Take a report of the engine."""
+        if isinstance(report, Loaded):
+            self._works.set()
+        elif isinstance(report, Alive):
+            late = report.step_age is not None and report.step_age > self._patience
+            self._endless = late and report.step == self._late_step
+            self._late_step = report.step if late else None
+        self._heard.set()
+        self._heard = anyio.Event()
+
+    async def bark(self) -> str:
+        """Wait until the engine is to be taken for dead; returns why. Never, if patience has no end."""
+        if not self._patience:
+            await anyio.sleep_forever()
+        await self._works.wait()
+        while not self._endless:
+            if not await self._listen(self._patience) and not await self._listen(_SECOND_LOOK):
+                return f"it has given no sign of life for {self._patience:g} s"
+        return f"a step has not ended after {self._patience:g} s"
+
+    async def _listen(self, seconds: float) -> bool:
+        with anyio.move_on_after(seconds):
+            await self._heard.wait()
+            return True
+        return False
