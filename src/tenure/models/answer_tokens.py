@@ -26,11 +26,24 @@ class _TokenizerFile(msgspec.Struct):
 
 def answer_ids(source: ResolvedSource, words: Sequence[str]) -> list[int]:
     """The id of each word. Raises CallerError for a word that is no single token, ResourceError for a broken file."""
-    known = _gguf_vocabulary(source.path) if source.kind is SourceKind.GGUF else _folder_vocabulary(source.path)
+    known = _vocabulary(source)
     unknown = [word for word in words if word not in known]
     if unknown:
         raise CallerError(f"{source.path}: {unknown[0]!r} is no token of the model: it cannot be the answer to a pair")
     return [known[word] for word in words]
+
+
+def answer_words(source: ResolvedSource, ids: Sequence[int]) -> list[str]:
+    """The word of each id. Raises ResourceError for an id that no token has."""
+    words = {index: word for word, index in _vocabulary(source).items()}
+    unknown = [index for index in ids if index not in words]
+    if unknown:
+        raise ResourceError(f"{source.path}: no token has the id {unknown[0]}")
+    return [words[index] for index in ids]
+
+
+def _vocabulary(source: ResolvedSource) -> dict[str, int]:
+    return _gguf_vocabulary(source.path) if source.kind is SourceKind.GGUF else _folder_vocabulary(source.path)
 
 
 def _gguf_vocabulary(path: Path) -> dict[str, int]:

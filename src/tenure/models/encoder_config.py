@@ -145,14 +145,15 @@ def _from_raw(raw: Raw, folder: Path) -> EncoderConfig:
         type_vocab_size=int(raw.get("type_vocab_size", 2)),
         layer_norm_eps=float(raw.get("layer_norm_eps", 1e-12)),
         activation=str(raw.get("hidden_act", "gelu")),
-        labels=_labels(raw) if with_classes else (),
+        labels=class_labels(raw) if with_classes else (),
         several_apply=raw.get("problem_type") == "multi_label_classification",
         projection_size=_projection_size(raw, folder) if head is EncoderHead.TOKEN_PROJECTION else 0,
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
     )
 
 
-def _labels(raw: Raw) -> tuple[str, ...]:
+def class_labels(raw: Raw) -> tuple[str, ...]:
+    """The names of a classifier's classes, by number. Raises ValueError for a `config.json` that misnumbers them."""
     named = raw.get("id2label")
     if named is None:
         count = int(raw.get("num_labels", 2))

@@ -4,7 +4,8 @@
 Dense module are read by whoever builds the model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -63,20 +64,57 @@ def read_modules(folder: Path) -> SentenceModules | None:
     Raises CallerError for modules, or an order of them, that are not served, ResourceError for files that cannot be
     read or make no sense.
     """
-    path = folder / "modules.json"
-    if not path.is_file():
-        return None
-    listed = read_json(path)
+    with _sensible(folder):
+        modules = _listed(folder)
+        return _assemble(folder, modules) if modules else None
+
+
+def read_answers(folder: Path) -> tuple[int, int] | None:
+    """The tokens for no and yes whose logits a reranker's LogitScore module compares; None when it has none.
+
+    Raises as `read_modules`.
+    """
+    with _sensible(folder):
+        modules = _listed(folder)
+        scores = [folder / name for kind, name in modules if kind == "LogitScore"]
+        if not scores:
+            return None
+        if [kind for kind, _ in modules] != ["Transformer", "LogitScore"]:
+            kinds = ", ".join(kind for kind, _ in modules)
+            raise CallerError(
+                f"{folder}/modules.json: the modules {kinds} are not served (Transformer, LogitScore are)"
+            )
+        raw = read_object(scores[0] / "config.json")
+        if raw.get("false_token_id") is None:
+            raise CallerError(
+                f"{scores[0]}: a score from the logit of one token is not served (of two, yes and no, is)"
+            )
+        return int(raw["false_token_id"]), int(raw["true_token_id"])
+
+
+@contextmanager
+def _sensible(folder: Path) -> Iterator[None]:
+    """Files that are read here and make no sense are named."""
     try:
-        modules = [(str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in listed]
-        for _, name in modules:
-            # A name with `..` in it could point anywhere on this machine.
-            if Path(name).is_absolute() or ".." in Path(name).parts:
-                raise ResourceError(f"{path}: {name!r} is not the name of a folder in this folder")
-        return _assemble(folder, modules)
+        yield
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         detail = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) and error.args else str(error)
-        raise ResourceError(f"{path}: the modules make no sense: {detail}") from error
+        raise ResourceError(f"{folder}/modules.json: the modules make no sense: {detail}") from error
+
+
+def _listed(folder: Path) -> list[tuple[str, str]]:
+    """Kind and folder of each module; empty when there is no `modules.json`."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return []
+    modules = [(str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in read_json(path)]
+    if not modules:
+        raise ValueError("there are none")
+    for _, name in modules:
+        # A name with `..` in it could point anywhere on this machine.
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ResourceError(f"{path}: {name!r} is not the name of a folder in this folder")
+    return modules
 
 
 _PLACES: Mapping[str, int] = MappingProxyType(

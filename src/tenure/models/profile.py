@@ -10,10 +10,26 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tenure.errors import CallerError, ResourceError
-from tenure.models.config import DECODER_TYPES
-from tenure.models.encoder_config import ENCODER_TYPES, EncoderConfig, EncoderHead, encoder_head, read_encoder_config
+from tenure.models.answer_tokens import answer_words
+from tenure.models.config import DECODER_TYPES, read_config
+from tenure.models.encoder_config import (
+    ENCODER_TYPES,
+    EncoderConfig,
+    EncoderHead,
+    class_labels,
+    encoder_head,
+    read_encoder_config,
+)
 from tenure.models.json_files import Raw, read_object
-from tenure.models.modules import PoolingMode, SentenceModules, matryoshka_sizes, read_advice, read_modules
+from tenure.models.modules import (
+    PoolingMode,
+    SentenceModules,
+    UsageAdvice,
+    matryoshka_sizes,
+    read_advice,
+    read_answers,
+    read_modules,
+)
 from tenure.source import ResolvedSource, SourceKind
 
 __all__ = ["TASKS", "ModelProfile", "PoolingMode", "Scoring", "read_profile"]
@@ -75,6 +91,8 @@ def read_profile(source: ResolvedSource, task: str | None = None) -> ModelProfil
     if task is not None and task not in TASKS:
         raise CallerError(f"no task {task!r} (there are: {', '.join(TASKS)})")
     profile = _read_own(source)
+    if profile.generates and task in _USES_OF_DECODERS:
+        profile = _USES_OF_DECODERS[task](source)
     if task is None or task == profile.tasks[0]:
         return profile
     if task not in profile.tasks:
@@ -99,7 +117,83 @@ def _read_own(source: ResolvedSource) -> ModelProfile:
             f"{source.path}: models of type {raw.get('model_type')!r} are not served; decoders that are: "
             f"{', '.join(DECODER_TYPES)}; encoders: {', '.join(ENCODER_TYPES)}"
         )
-    return ModelProfile(tasks=("generate",))
+    return _decoder(source, raw)
+
+
+def _decoder(source: ResolvedSource, raw: Raw) -> ModelProfile:
+    architectures = raw.get("architectures")
+    answers = read_answers(source.path)
+    words = raw.get("classifier_from_token") if answers is None else answer_words(source, answers)
+    if words is not None:
+        if not (isinstance(words, list) and len(words) == 2 and all(isinstance(word, str) for word in words)):
+            raise CallerError(f"{source.path}: a score from the tokens {words!r} is not served (of no and yes, it is)")
+        return _judge(source, *words)
+    if isinstance(architectures, list) and any("ForSequenceClassification" in str(name) for name in architectures):
+        return _decoder_classifier(source.path, raw)
+    modules = read_modules(source.path)
+    return ModelProfile(tasks=("generate",)) if modules is None else _decoder_embedding(source, raw, modules)
+
+
+def _judge(source: ResolvedSource, no: str = "no", yes: str = "yes") -> ModelProfile:
+    """A decoder that is asked whether a document fits a query."""
+    return ModelProfile(
+        tasks=("score", "classify"),
+        scoring=Scoring.CROSS_ENCODER,
+        max_length=_advice(source).max_length,
+        labels=(yes,),
+        answer_tokens=(no, yes),
+    )
+
+
+def _decoder_classifier(folder: Path, raw: Raw) -> ModelProfile:
+    if raw.get("problem_type") == "multi_label_classification":
+        raise CallerError(f"{folder}: decoders whose classes exclude each other are served, not those of other kinds")
+    try:
+        labels = class_labels(raw)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ResourceError(f"{folder}/config.json: the classes make no sense: {error}") from error
+    one = len(labels) == 1
+    return ModelProfile(
+        tasks=("score", "classify") if one else ("classify",),
+        scoring=Scoring.CROSS_ENCODER if one else None,
+        max_length=read_advice(folder).max_length,
+        labels=labels,
+    )
+
+
+def _last_token_embedding(source: ResolvedSource) -> ModelProfile:
+    """Any decoder can be read so, whatever its embeddings are worth."""
+    return _decoder_embedding(source, {}, SentenceModules(pooling=PoolingMode.LAST, normalize=True))
+
+
+def _decoder_embedding(source: ResolvedSource, raw: Raw, modules: SentenceModules) -> ModelProfile:
+    if modules.pooling is not PoolingMode.LAST or modules.dense:
+        raise CallerError(
+            f"{source.path}: of decoders the last token is pooled (lasttoken), and no Dense module may follow: "
+            "what is computed of a text in chunks, or found in the cache, has no states of its other tokens"
+        )
+    size, advice = read_config(source).hidden_size, _advice(source)
+    return ModelProfile(
+        tasks=("embed", "score"),
+        scoring=Scoring.BI_ENCODER,
+        pooling=PoolingMode.LAST,
+        normalize=modules.normalize,
+        embedding_size=size,
+        dimensions=matryoshka_sizes(raw, size),
+        max_length=advice.max_length,
+        prompts=advice.prompts,
+        default_prompt=advice.default_prompt,
+    )
+
+
+def _advice(source: ResolvedSource) -> UsageAdvice:
+    return read_advice(source.path) if source.kind is SourceKind.FOLDER else UsageAdvice()
+
+
+_USES_OF_DECODERS: Mapping[str | None, Callable[[ResolvedSource], ModelProfile]] = MappingProxyType(
+    {"embed": _last_token_embedding, "score": _judge, "classify": _judge}
+)
+"""What else a decoder may be used for that generates by its own files."""
 
 
 def _embedding(folder: Path, raw: Raw, config: EncoderConfig) -> ModelProfile:
