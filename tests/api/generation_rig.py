@@ -15,6 +15,7 @@ from tenure.api.limits import HttpLimits
 from tenure.api.text_model import GenerationDefaults, ScorePrompt, TextModel
 from tenure.client import EndOfGeneration, Fleet, GenerationFailed, Refusal, Served
 from tenure.client.vitals import Vitals
+from tenure.config import KeyRing
 from tenure.models.profile import ModelProfile
 from tenure.outcomes import FinishReason, Outcome
 from tenure.process.counters import CountersSnapshot
@@ -209,6 +210,8 @@ class Rig:
         profile: ModelProfile | None = None,
         tokenizer: ByteTokenizer | None = None,
         score_prompt: ScorePrompt | None = None,
+        keys: Sequence[str] = (),
+        limits: HttpLimits | None = None,
         **card,
     ) -> None:
         self.engine = FakeEngine(script, **card)
@@ -232,7 +235,7 @@ class Rig:
             epoch="e1",
             started_at=0.0,
         )
-        self.app = build_app(self.context, self.counts, HttpLimits())
+        self.app = build_app(self.context, self.counts, limits or HttpLimits(), KeyRing(tuple(keys)))
 
     @property
     def submitted(self) -> Submit:

@@ -5,8 +5,6 @@ are no work. The outer half adds the headers to whatever leaves the guard, error
 not read why it was refused. Without origins there is neither half: browsers then keep the pages away.
 """
 
-from functools import partial
-
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,16 +16,43 @@ _EXPOSED = ("X-Request-Id", "X-Tenure-Request-Id", "Retry-After")
 
 def answer_preflights(app: ASGIApp, config: CorsConfig) -> ASGIApp:
     """Return what the guard runs."""
-    if not config.origins:
-        return app
-    return partial(_answer, app, _middleware(app, config))
+    return Preflights(app, config) if config.origins else app
 
 
 def say_whose_pages(guard: ASGIApp, config: CorsConfig) -> ASGIApp:
     """Return what the server runs."""
-    if not config.origins:
-        return guard
-    return partial(_mark, guard, _middleware(guard, config))
+    return Marked(guard, config) if config.origins else guard
+
+
+class Preflights:
+    """The inner half."""
+
+    def __init__(self, app: ASGIApp, config: CorsConfig) -> None:
+        self._app = app
+        self._middleware = _middleware(app, config)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        if scope["method"] == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers:
+            response = self._middleware.preflight_response(request_headers=headers)
+            await response(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+class Marked:
+    """The outer half."""
+
+    def __init__(self, guard: ASGIApp, config: CorsConfig) -> None:
+        self._guard = guard
+        self._middleware = _middleware(guard, config)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            await self._middleware.simple_response(scope, receive, send, request_headers=headers)
+        else:
+            await self._guard(scope, receive, send)
 
 
 def _middleware(app: ASGIApp, config: CorsConfig) -> CORSMiddleware:
@@ -39,19 +64,3 @@ def _middleware(app: ASGIApp, config: CorsConfig) -> CORSMiddleware:
         allow_credentials=config.credentials,
         expose_headers=_EXPOSED,
     )
-
-
-async def _answer(app: ASGIApp, middleware: CORSMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
-    headers = Headers(scope=scope)
-    if scope["method"] == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers:
-        response = middleware.preflight_response(request_headers=headers)
-        await response(scope, receive, send)
-    else:
-        await app(scope, receive, send)
-
-
-async def _mark(guard: ASGIApp, middleware: CORSMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "http":
-        await middleware.simple_response(scope, receive, send, request_headers=Headers(scope=scope))
-    else:
-        await guard(scope, receive, send)
