@@ -210,11 +210,12 @@ class Rig:
         profile: ModelProfile | None = None,
         tokenizer: ByteTokenizer | None = None,
         score_prompt: ScorePrompt | None = None,
+        engine: FakeEngine | None = None,
         keys: Sequence[str] = (),
         limits: HttpLimits | None = None,
         **card,
     ) -> None:
-        self.engine = FakeEngine(script, **card)
+        self.engine = engine or FakeEngine(script, **card)
         self.counts = Counts()
         text = TextModel(
             name="tiny",

@@ -1,0 +1,209 @@
+"""A walk over the whole route table with the real guard: work is counted once, watched once and ended once; nothing
+else is counted. A new work route needs an example body here."""
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+
+import anyio
+import pytest
+import uvicorn
+
+from tenure.api.app import build_app, route_table
+from tenure.api.guard import Guard
+from tenure.api.http_protocol import http_protocol
+from tenure.api.limits import HttpLimits
+from tenure.api.routes import Route
+from tenure.models.profile import ModelProfile, Scoring
+from tenure.process.counters import CounterSchema, SharedCounters
+from tenure.wire.messages import Submit
+from tests.api.generation_rig import ByteTokenizer, FakeEngine, FakeHandle, Rig, say_hello
+from tests.api.pooling_rig import LABELS, SIZE, answers, classify, embed
+from tests.api.rig import RawClient, post, run
+
+ALL = ModelProfile(
+    tasks=("generate", "embed", "token_embed", "score", "classify"),
+    scoring=Scoring.BI_ENCODER,
+    embedding_size=SIZE,
+    labels=LABELS,
+)
+RERANK = {"query": "q", "documents": ["a", {"text": "b"}]}
+EXAMPLES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/embeddings": {"input": ["a", "b"]},
+    "/v1/embed": {"texts": ["a"]},
+    "/v2/embed": {"texts": ["a"]},
+    "/pooling": {"input": "a", "task": "embed"},
+    "/classify": {"input": "a"},
+    "/score": {"queries": "q", "documents": ["a", "b"]},
+    "/v1/score": {"queries": "q", "documents": ["a", "b"]},
+    "/rerank": RERANK,
+    "/v1/rerank": RERANK,
+    "/v2/rerank": RERANK,
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [104, 105]},
+}
+"""A body that each route answers with 200."""
+
+TABLE = route_table()
+WORK = [(route, method) for route in TABLE.routes if route.work for method in route.methods]
+REST = [(route, method) for route in TABLE.routes if not route.work for method in route.methods]
+ALIASES = (("/score", "/v1/score"), ("/rerank", "/v1/rerank", "/v2/rerank"), ("/health", "/ping"))
+
+
+def name(value: object) -> str:
+    return value.path if isinstance(value, Route) else str(value)
+
+
+class HeldEngine(FakeEngine):
+    """Admits nothing until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__(_script)
+        self.release = anyio.Event()
+
+    @asynccontextmanager
+    async def open(self, submit: Submit) -> AsyncIterator[FakeHandle]:
+        async with super().open(submit) as handle:
+            await self.release.wait()
+            yield handle
+
+
+def _script(submit: Submit):
+    if submit.pooling is None:
+        return say_hello(submit)
+    return answers(embed if "embed" in submit.pooling.task else classify)(submit)
+
+
+@dataclass
+class Walk:
+    """A running server of every route."""
+
+    port: int
+    guard: Guard
+    counters: SharedCounters
+    engine: HeldEngine
+
+    def load(self) -> int:
+        return self.counters.snapshot().open
+
+    async def until(self, condition) -> None:
+        with anyio.fail_after(10):
+            while not condition():  # noqa: ASYNC110 -- what is waited for is plain state, which tells nobody
+                await anyio.sleep(0.001)
+
+    async def at_rest(self, **outcomes: int) -> None:
+        """Nothing is open any more, and what was open has been counted as `outcomes` says."""
+        await self.until(lambda: self.guard.snapshot().open == 0 and self.guard.snapshot().watchers == 0)
+        now = self.counters.snapshot()
+        assert (now.open, now.outcomes, now.arrivals) == (0, outcomes, sum(outcomes.values()))
+        assert self.engine.open_scopes == 0
+        self.counters.audit()
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[RawClient]:
+        client = RawClient(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20))
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def walking() -> AsyncIterator[Walk]:
+    limits, engine = HttpLimits(), HeldEngine()
+    context = Rig(profile=ALL, tokenizer=ByteTokenizer(True, True), engine=engine).context
+    schema = CounterSchema(workers=1, routes=TABLE.work_paths(), models=("tiny",))
+    with closing(SharedCounters.create(schema)) as counters:
+        guard = build_app(context, counters.worker(0), limits)
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = _Server(uvicorn.Config(guard, http=http_protocol(limits), ws="none", log_config=None, lifespan="off"))
+        walk = Walk(listener.getsockname()[1], guard, counters, engine)
+        async with anyio.create_task_group() as group:
+            group.start_soon(server.serve, [listener])
+            await walk.until(lambda: server.started)
+            try:
+                yield walk
+            finally:
+                engine.release.set()
+                server.should_exit = True
+
+
+def request_of(route: Route, method: str) -> bytes:
+    """A request that the route answers with 200."""
+    assert not route.work or route.path in EXAMPLES, f"{route.path} has no example body in this file"
+    path = route.path.replace("{model:path}", "tiny")
+    if route.body:
+        assert method == "POST"
+        return post(path, json.dumps(EXAMPLES[route.path]).encode())
+    return f"{method} {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize(("route", "method"), WORK, ids=name)
+def test_work_is_counted_while_it_is_done(route, method):
+    async def scenario():
+        async with walking() as walk, walk.client() as client:
+            assert walk.load() == 0
+            client.send(request_of(route, method))
+            await walk.until(lambda: walk.engine.open_scopes == 1)
+            assert walk.load() == 1
+            assert walk.guard.snapshot().open == 1
+            assert walk.guard.snapshot().watchers == 1
+            walk.engine.release.set()
+            reply = await client.reply()
+            assert reply.status == 200, reply.body
+            await walk.at_rest(ok=1)
+            assert len(walk.engine.submitted) == 1, "one request of the engine"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "leave", [RawClient.close, RawClient.reset, RawClient.half_close], ids=lambda how: how.__name__
+)
+@pytest.mark.parametrize(("route", "method"), WORK, ids=name)
+def test_a_client_that_leaves_ends_its_work_once(route, method, leave, caplog):
+    async def scenario():
+        async with walking() as walk, walk.client() as client:
+            client.send(request_of(route, method))
+            await walk.until(lambda: walk.engine.open_scopes == 1)
+            assert walk.load() == 1
+            leave(client)
+            await walk.at_rest(client_cancelled=1)
+
+    caplog.set_level(logging.INFO, "tenure.access")
+    run(scenario)
+    [line] = [record.getMessage() for record in caplog.records if record.name == "tenure.access"]
+    assert f"route={route.path} " in line
+    assert "status=499 outcome=client_cancelled" in line
+
+
+@pytest.mark.parametrize(("route", "method"), REST, ids=name)
+def test_what_is_no_work_is_not_counted(route, method):
+    async def scenario():
+        async with walking() as walk, walk.client() as client:
+            client.send(request_of(route, method))
+            reply = await client.reply()
+            assert reply.status == 200, reply.body
+            assert walk.load() == 0
+            await walk.at_rest()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("paths", ALIASES, ids="=".join)
+def test_aliases_are_the_same_handler(paths):
+    handlers = {id(route.handler) for route in TABLE.routes if route.path in paths}
+    assert len(handlers) == 1
+    assert len([route for route in TABLE.routes if route.path in paths]) == len(paths)
