@@ -6,12 +6,21 @@ from dataclasses import replace
 import msgspec
 from starlette.types import ASGIApp
 
-from tenure.api import operations
+from tenure.api import operations, pooling_routes
 from tenure.api.chat_types import ChatRequest
+from tenure.api.cohere_embed import EmbedReply, EmbedRequest, FloatsReply
 from tenure.api.completion_types import CompletionRequest
 from tenure.api.context import AppContext
 from tenure.api.cors import answer_preflights
 from tenure.api.dispatch import Dispatcher
+from tenure.api.embedding_types import (
+    Classification,
+    ClassifyRequest,
+    EmbeddingRequest,
+    Embeddings,
+    PooledReply,
+    PoolingRequest,
+)
 from tenure.api.errors import Dialect
 from tenure.api.generation_routes import chat_completions, completions
 from tenure.api.guard import Guard, Tally
@@ -21,6 +30,14 @@ from tenure.api.response_types import ChatChunk, ChatCompletion, Completion, Com
 from tenure.api.routes import Route, RouteTable
 from tenure.api.score_routes import META_PATH, rerank, score
 from tenure.api.score_types import RerankReply, RerankRequest, ScoreReply, ScoreRequest
+from tenure.api.tokenize_routes import (
+    DetokenizeReply,
+    DetokenizeRequest,
+    TokenizeReply,
+    TokenizeRequest,
+    detokenize,
+    tokenize,
+)
 from tenure.config import CorsConfig, KeyRing
 from tenure.process.counters import CounterSchema
 
@@ -31,6 +48,13 @@ def route_table() -> RouteTable:
         (
             Route("/v1/chat/completions", ("POST",), chat_completions, work=True, body=True),
             Route("/v1/completions", ("POST",), completions, work=True, body=True),
+            Route("/v1/embeddings", ("POST",), pooling_routes.embeddings, work=True, body=True),
+            Route("/v1/embed", ("POST",), pooling_routes.embed_v1, work=True, body=True),
+            Route("/v2/embed", ("POST",), pooling_routes.embed_v2, work=True, body=True),
+            Route("/pooling", ("POST",), pooling_routes.pooling, work=True, body=True),
+            Route("/classify", ("POST",), pooling_routes.classify, work=True, body=True),
+            Route("/tokenize", ("POST",), tokenize, body=True),
+            Route("/detokenize", ("POST",), detokenize, body=True),
             Route("/score", ("POST",), score, work=True, body=True),
             Route("/v1/score", ("POST",), score, work=True, body=True),
             *(
@@ -60,6 +84,13 @@ def counter_schema(models: Sequence[str], workers: int) -> CounterSchema:
 DESCRIPTIONS: Mapping[str, Describe] = {
     "/v1/chat/completions": Describe("Answer a conversation.", ChatRequest, ChatCompletion, ChatChunk),
     "/v1/completions": Describe("Continue prompts.", CompletionRequest, Completion, CompletionChunk),
+    "/v1/embeddings": Describe("Embed texts.", EmbeddingRequest, Embeddings),
+    "/v1/embed": Describe("Embed texts, as Cohere's first API does.", EmbedRequest, FloatsReply),
+    "/v2/embed": Describe("Embed texts, as Cohere's API does.", EmbedRequest, EmbedReply),
+    "/pooling": Describe("Whatever vectors the model has.", PoolingRequest, PooledReply),
+    "/classify": Describe("Classify texts.", ClassifyRequest, Classification),
+    "/tokenize": Describe("Token ids of a text or a conversation.", TokenizeRequest, TokenizeReply, unready=True),
+    "/detokenize": Describe("The text of token ids.", DetokenizeRequest, DetokenizeReply, unready=True),
     "/score": Describe("Score pairs of texts.", ScoreRequest, ScoreReply),
     "/v1/score": Describe("The same as /score.", ScoreRequest, ScoreReply),
     "/rerank": Describe("Order documents by how well they fit a query.", RerankRequest, RerankReply),
