@@ -356,6 +356,14 @@ def test_the_fields_of_the_engine():
     assert (asked.priority, asked.cache_salt, asked.label, asked.n) == (7, "salt", "label", 1)
 
 
+def test_a_model_without_blocks_reads_its_window():
+    rig = cross_rig(max_model_len=16, num_blocks=0)
+    scores(rig.post("/score", {"queries": "q" * 6, "documents": "d" * 7}))
+    rig = cross_rig(max_model_len=16, num_blocks=0)
+    reply = rig.post("/score", {"queries": "q" * 6, "documents": "d" * 8})
+    assert_refused(rig, reply, code="context_length_exceeded")
+
+
 def test_long_bodies_are_read_in_a_thread():
     rig = cross_rig()
     scores(rig.post("/score", {"queries": "q", "documents": ["d" * 1000] * 20}))

@@ -20,8 +20,9 @@ class Window:
 
 
 def window_of(card: ModelCard) -> Window:
+    keeps_tokens = card.num_blocks > 0  # an encoder reads a text at once, and has no blocks
     return Window(
         max_model_len=card.max_model_len,
-        pool_tokens=card.num_blocks * card.block_size,
+        pool_tokens=card.num_blocks * card.block_size if keeps_tokens else card.max_model_len,
         vocabulary_size=card.vocabulary_size,
     )
