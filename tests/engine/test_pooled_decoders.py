@@ -13,9 +13,10 @@ from tenure.core.budget import StepBudget
 from tenure.core.report import Effects, Limits
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
+from tenure.engine.encoder_executor import NOT_FINITE
 from tenure.engine.executor import ModelExecutor
-from tenure.engine.pooling_head import OUTPUT_NOT_FINITE, PoolingHead
-from tenure.models.heads import AnswerHead, Head, LabelHead
+from tenure.engine.pooling_head import PoolingHead
+from tenure.models.heads import AnswerHead, LabelHead, OutputHead
 from tenure.models.loader import load
 from tenure.outcomes import Outcome
 from tenure.pooling import PoolingParams, PoolingTask
@@ -39,7 +40,7 @@ TEXTS = [random_tokens(length, seed=length) for length in (70, 1, 33, 16, 5)]
 class Reader:
     """Scheduler and executor in one thread, around a model that reads."""
 
-    def __init__(self, source: ResolvedSource, head: Head, *, normalize: bool = True, tokens: int = 2048) -> None:
+    def __init__(self, source: ResolvedSource, head: OutputHead, *, normalize: bool = True, tokens: int = 2048) -> None:
         model = load(source, head=head)
         limits = Limits(max_model_len=512, num_blocks=64, block_size=16, num_slots=8)
         task = PoolingTask.EMBED if head is None else PoolingTask.CLASSIFY
@@ -177,7 +178,7 @@ def test_a_text_that_meets_broken_weights_fails_its_own_request_only(
             assert output.request is whole
             assert output.pooled is not None
             answers[output.index] = np.frombuffer(output.pooled.data, "<f4")
-    assert (broken.outcome, broken.message) == (Outcome.ENGINE_ERROR, OUTPUT_NOT_FINITE)
+    assert (broken.outcome, broken.message) == (Outcome.ENGINE_ERROR, NOT_FINITE)
     assert whole.outcome is Outcome.OK
     assert len(sound) > 2
     assert_close(np.stack([answers[i] for i in range(len(sound))]), reference_embeddings(reference, sound))

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tenure.engine.pooling_head import OUTPUT_NOT_FINITE, PoolingHead
+from tenure.engine.encoder_executor import NOT_FINITE
+from tenure.engine.pooling_head import PoolingHead
 from tenure.outcomes import Outcome
 from tenure.pooling import PoolingParams, PoolingTask
 from tests.engine.history_model import TABLE, VOCABULARY, Bench, HistoryModel, key_of, params, row, start
@@ -124,7 +125,7 @@ def test_an_output_that_is_not_finite_is_an_error_of_that_text_alone(task):
     results = bench.step(
         [text(0, PROMPT, wanted(task)), text(1, [8, 6], wanted(task))], [reads(0, 0, 6, [1, 2]), reads(1, 0, 2, [3])]
     )
-    assert (results[0].pooled, results[0].error, results[0].outcome) == (None, OUTPUT_NOT_FINITE, Outcome.ENGINE_ERROR)
+    assert (results[0].pooled, results[0].error, results[0].outcome) == (None, NOT_FINITE, Outcome.ENGINE_ERROR)
     assert np.isfinite(vector(results[1])).all()
     assert not bench.cache.layers[0][[1, 2]].any()
 
@@ -139,6 +140,17 @@ def test_what_the_model_cannot_do_is_refused_to_that_item_alone(pooling):
     assert (results[0].token, results[0].outcome) == (None, Outcome.INVALID)
     assert "embed" in results[0].error
     np.testing.assert_array_equal(vector(results[1]), state_of([8, 6]))
+
+
+def test_an_infinite_logit_is_no_sound_probability():
+    class Infinite(Narrow):
+        def logits(self, hidden_RD):
+            return torch.full((len(hidden_RD), 1), torch.inf)
+
+    model = Infinite(1)
+    bench = Bench(model=model, head=PoolingHead(model, PoolingTask.CLASSIFY))
+    results = bench.step([text(0, PROMPT, wanted(PoolingTask.CLASSIFY))], [reads(0, 0, 6, [1, 2])])
+    assert (results[0].pooled, results[0].error) == (None, NOT_FINITE)
 
 
 def test_a_half_precision_model_answers_in_float32():

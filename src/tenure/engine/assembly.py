@@ -15,18 +15,22 @@ from tenure.core.report import Limits
 from tenure.core.scheduler import Scheduler
 from tenure.engine.encoder_executor import EncoderExecutor
 from tenure.engine.estimator import StepCostEstimator
-from tenure.engine.executor import ModelExecutor
+from tenure.engine.executor import Head, ModelExecutor
 from tenure.engine.loop import Executor
+from tenure.engine.pooling_head import PoolingHead
 from tenure.engine.sampler import Sampler
 from tenure.engine.sampling_head import SamplingHead
 from tenure.errors import CallerError
 from tenure.kv.cache import CacheShape, KVCache
+from tenure.models.answer_tokens import answer_ids
 from tenure.models.base import LoadedModel
 from tenure.models.encoder_loader import load_encoder
+from tenure.models.heads import AnswerHead, LabelHead, OutputHead, TokenHead
 from tenure.models.loader import load
 from tenure.models.profile import ModelProfile, read_profile
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.sampling import SamplingParams
+from tenure.source import ResolvedSource
 from tenure.wire.messages import ModelCard
 
 _LEAST_CAPACITY = 2
@@ -69,10 +73,26 @@ def _encoder(config: EngineConfig, profile: ModelProfile) -> _Loaded:
 
 
 def _decoder(config: EngineConfig, profile: ModelProfile) -> _Loaded:
-    model = load(config.model.source, _DTYPES[config.dtype], config.device)
+    source = config.model.source
+    model = load(source, _DTYPES[config.dtype], config.device, head=_output_head(source, profile))
     limits, cache = _make_room(config, model)
-    executor = ModelExecutor(model, cache, SamplingHead(model, Sampler()), limits.num_slots, limits.max_model_len)
+    head: Head = (
+        SamplingHead(model, Sampler())
+        if profile.generates
+        else PoolingHead(model, _own_task(profile), profile.normalize)
+    )
+    executor = ModelExecutor(model, cache, head, limits.num_slots, limits.max_model_len)
     return _Loaded(executor, limits, model.config.vocab_size, model.dtype)
+
+
+def _output_head(source: ResolvedSource, profile: ModelProfile) -> OutputHead:
+    """What the decoder is to make of its final states: no more than its use asks for."""
+    if profile.generates:
+        return TokenHead()
+    if profile.answer_tokens is not None:
+        no, yes = answer_ids(source, profile.answer_tokens)
+        return AnswerHead(no, yes)
+    return LabelHead(len(profile.labels)) if profile.labels else None
 
 
 def _make_room(config: EngineConfig, model: LoadedModel) -> tuple[Limits, KVCache]:

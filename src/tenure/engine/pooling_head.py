@@ -11,18 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tenure.core.plan import Row, RowResult
+from tenure.engine.encoder_executor import NOT_FINITE, encode
 from tenure.engine.slots import Slots
 from tenure.layers.batch import PackedBatch
+from tenure.layers.pooling import unit_rows
 from tenure.outcomes import Outcome
-from tenure.pooling import Pooled, PoolingParams, PoolingTask
-
-OUTPUT_NOT_FINITE = "the model's output is not finite"
+from tenure.pooling import PoolingParams, PoolingTask
 
 
 class PoolableModel(Protocol):
@@ -49,28 +47,29 @@ class PoolingHead:
         results = [RowResult(row.slot, row.generation) for row in rows]
         if ending:
             last_R = torch.from_numpy(batch.query_starts_S[1:][ending] - 1).to(hidden_TD.device)
-            for index, answer_W in zip(ending, self._answers(hidden_TD[last_R]), strict=True):
-                results[index] = self._result(rows[index], slots.pooling[rows[index].slot], answer_W)
+            answers_RW = self._answers(hidden_TD[last_R])
+            for place, index in enumerate(ending):
+                wanted = slots.pooling[rows[index].slot]
+                results[index] = self._result(rows[index], wanted, answers_RW[place : place + 1])
         return results
 
     def _answers(self, hidden_RD: Tensor) -> Tensor:
         answers_RW = self.model.states(hidden_RD) if self.task is PoolingTask.EMBED else self.model.logits(hidden_RD)
         return answers_RW.float().cpu()
 
-    def _result(self, row: Row, wanted: PoolingParams | None, answer_W: Tensor) -> RowResult:
+    def _result(self, row: Row, wanted: PoolingParams | None, answer_1W: Tensor) -> RowResult:
         if wanted is None or wanted.task is not self.task:
             error = f"this model answers the task {self.task} only"
             return RowResult(row.slot, row.generation, error=error, outcome=Outcome.INVALID)
-        answer_W = self._finished(answer_W, wanted)
-        if not answer_W.isfinite().all():
-            return RowResult(row.slot, row.generation, error=OUTPUT_NOT_FINITE)
-        pooled = Pooled(1, answer_W.numpy().astype(np.dtype("<f4"), copy=False).tobytes())
-        return RowResult(row.slot, row.generation, pooled=pooled)
+        # Looked at as it comes: the sigmoid of infinity would look like a sound answer.
+        pooled = encode(self._finished(answer_1W, wanted)) if bool(answer_1W.isfinite().all()) else None
+        error = NOT_FINITE if pooled is None else None
+        return RowResult(row.slot, row.generation, error=error, pooled=pooled)
 
-    def _finished(self, answer_W: Tensor, wanted: PoolingParams) -> Tensor:
+    def _finished(self, answer_1W: Tensor, wanted: PoolingParams) -> Tensor:
         if self.task is PoolingTask.EMBED:
-            answer_W = answer_W[: wanted.dimensions]
-            return F.normalize(answer_W, dim=0) if wanted.activation and self.normalize else answer_W
+            answer_1W = answer_1W[:, : wanted.dimensions]
+            return unit_rows(answer_1W) if wanted.activation and self.normalize else answer_1W
         if not wanted.activation:
-            return answer_W
-        return answer_W.sigmoid() if len(answer_W) == 1 else answer_W.softmax(0)
+            return answer_1W
+        return answer_1W.sigmoid() if answer_1W.shape[1] == 1 else answer_1W.softmax(-1)

@@ -26,5 +26,5 @@ class AnswerHead:
     yes: int
 
 
-Head = TokenHead | LabelHead | AnswerHead | None
+OutputHead = TokenHead | LabelHead | AnswerHead | None
 """None for a model that only embeds; its checkpoint need not have output weights."""

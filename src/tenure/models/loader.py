@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from tenure.config import cores
+from tenure.errors import ResourceError
 from tenure.layers.attention import AttentionShape, attention_backend
 from tenure.layers.linear import Linear, LinearFactory, linear_factory
 from tenure.layers.mlp import GatedMLP
@@ -18,7 +19,7 @@ from tenure.layers.rowwise import RowKernels, row_kernels
 from tenure.models.base import LoadedModel
 from tenure.models.config import ModelConfig, read_config
 from tenure.models.frequencies import inverse_frequencies
-from tenure.models.heads import AnswerHead, Head, LabelHead, TokenHead
+from tenure.models.heads import AnswerHead, LabelHead, OutputHead, TokenHead
 from tenure.models.llama import LlamaLayer, LlamaModel
 from tenure.models.weights import WeightReader, open_weights
 from tenure.source import ResolvedSource
@@ -31,7 +32,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     *,
-    head: Head = _TOKENS,
+    head: OutputHead = _TOKENS,
     linear: str | None = None,
     attention: str | None = None,
     rows: str | None = None,
@@ -55,7 +56,7 @@ class _Builder:
     reader: WeightReader
     dtype: torch.dtype
     device: torch.device
-    head: Head
+    head: OutputHead
     linear: LinearFactory
     rows: RowKernels
 
@@ -87,6 +88,10 @@ class _Builder:
                     weight_VD = self._tensor("score.weight", (count, self.config.hidden_size))
                 case AnswerHead(no, yes):
                     weight_VD = self._output_weight(embedding_VD)
+                    if max(no, yes) >= len(weight_VD):
+                        raise ResourceError(
+                            f"the tokens {no} and {yes} are not among the {len(weight_VD)} of the model"
+                        )
                     weight_VD = (weight_VD[yes].float() - weight_VD[no].float())[None].to(self.dtype)
                 case TokenHead():
                     weight_VD = self._output_weight(embedding_VD)
