@@ -13,7 +13,7 @@ from tenure.core.budget import StepBudget
 from tenure.core.lifecycle import State
 from tenure.core.plan import Row, StepPlan, StepResult
 from tenure.core.report import Effects, Limits, Output
-from tenure.core.request import Item, Request
+from tenure.core.request import MOST_EVICTIONS, Item, Request
 from tenure.core.scheduler import Scheduler
 from tenure.outcomes import FinishReason, Outcome
 from tenure.pooling import PoolingParams, PoolingTask
@@ -39,14 +39,18 @@ class Ask:
     stop_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     repetition: RepetitionDetection | None = None
+    begin_within: float | None = None
+    end_within: float | None = None
     pooling: PoolingTask | None = None
-    """Read the prompts, and do not go on with them; nothing else above but `at`, `priority` and `salt` counts then."""
+    """Read the prompts, and do not go on with them; of the above only times, `priority` and `salt` count then."""
 
     def __post_init__(self) -> None:
         if self.pooling is not None:
             object.__setattr__(self, "n", 1)
 
     def request(self, number: int, at: float = 0.0) -> Request:
+        begin_by = None if self.begin_within is None else at + self.begin_within
+        end_by = None if self.end_within is None else at + self.end_within
         if self.pooling is not None:
             return Request(
                 number,
@@ -56,6 +60,8 @@ class Ask:
                 cache_salt=self.salt,
                 pooling=PoolingParams(task=self.pooling),
                 arrived_at=at,
+                begin_by=begin_by,
+                end_by=end_by,
             )
         sampling = SamplingParams(
             max_tokens=self.max_tokens,
@@ -68,7 +74,15 @@ class Ask:
             repetition_detection=self.repetition,
         )
         return Request(
-            number, self.prompts, sampling, n=self.n, priority=self.priority, cache_salt=self.salt, arrived_at=at
+            number,
+            self.prompts,
+            sampling,
+            n=self.n,
+            priority=self.priority,
+            cache_salt=self.salt,
+            arrived_at=at,
+            begin_by=begin_by,
+            end_by=end_by,
         )
 
     def expected(self, index: int, capacity: int) -> tuple[list[int], FinishReason, int | None]:
@@ -162,9 +176,14 @@ class Simulation:
                 self._event()
                 self.submit(arrivals.pop(0))
             if not self.turn():
-                if not arrivals:
+                stalled = self._stalled()
+                for number in stalled:
+                    self._event()
+                    self.resume(number)
+                if not arrivals and not stalled:
                     break
-                self.now = arrivals[0].at
+                if arrivals:
+                    self.now = max(self.now, arrivals[0].at)
             assert self.scheduler.counts.steps <= max_steps, "this does not come to an end"
         self._event()
         while self.turn():
@@ -174,6 +193,8 @@ class Simulation:
 
     def turn(self) -> bool:
         """Plan once, and land what is beyond the depth; False when there was nothing to do."""
+        self._event()
+        self.expire()
         self._event()
         planned = self.plan()
         landing = len(self.executor.in_flight) - (self.depth if planned else 0)
@@ -207,10 +228,18 @@ class Simulation:
             assert self.scheduler.counts.preemptions == preemptions, "evicted while blocks were about to come back"
         if plan is not None:
             self._check_budget(plan)
+            rows = [(row.slot, row.generation) for row in plan.rows]
+            stalled = [item for number in self._stalled() for item in self.records[number].request.items]
+            assert not any((i.run.lease.slot, i.run.lease.generation) in rows for i in stalled if i.run), (
+                "a stalled step"
+            )
+            items = [item for record in self.records.values() for item in record.request.items]
+            assert all(item.preemptions <= MOST_EVICTIONS for item in items), "an item is evicted again and again"
             self.executor.launch(plan)
             self._note_launch(plan)
         else:
-            assert self.executor.in_flight or not self.scheduler.busy, "nothing runs, and nothing will"
+            waits = self.executor.in_flight or self._stalled() or not self.scheduler.busy
+            assert waits, "nothing runs, and nothing will"
         self.check()
         return plan is not None
 
@@ -245,6 +274,41 @@ class Simulation:
             assert in_flight or ended, "a cancel with nothing in flight must free everything at once"
         self._end(ended)
         self.check()
+
+    def expire(self) -> None:
+        """Whose time is up ends now, and nobody else."""
+        live = [record for record in self.records.values() if record.request.outcome is None]
+        ended = self.scheduler.expire(self.now)
+        for record in live:
+            request = record.request
+            late = request.end_by is not None and request.end_by <= self.now
+            late |= request.begin_by is not None and request.begin_by <= self.now and not request.begun
+            assert late == (request.outcome is Outcome.DEADLINE)
+            if late:
+                record.cancelled = Outcome.DEADLINE
+                record.computed_at_cancel = request.computed
+                in_flight = self.executor.in_flight
+                record.due = in_flight[-1].number if in_flight else None
+                assert in_flight or request in ended, "a deadline with nothing in flight must free everything at once"
+        self._end(ended)
+        self.check()
+
+    def stall(self, number: int) -> None:
+        request = self.records[number].request if number in self.records else None
+        if request is None or request.outcome is not None or request.stalled:
+            self.tally["unmatched"] += 1
+        self.scheduler.stall(number)
+        self.check()
+
+    def resume(self, number: int) -> None:
+        request = self.records[number].request if number in self.records else None
+        if request is None or request.outcome is not None or not request.stalled:
+            self.tally["unmatched"] += 1
+        self.scheduler.resume(number)
+        self.check()
+
+    def _stalled(self) -> list[int]:
+        return [number for number, r in self.records.items() if r.request.stalled and r.request.outcome is None]
 
     def finish_item(self, number: int, index: int) -> None:
         record = self.records.get(number)

@@ -5,6 +5,7 @@ import pytest
 from tenure.core.budget import StepBudget
 from tenure.core.lifecycle import State
 from tenure.core.report import Limits
+from tenure.core.request import MOST_EVICTIONS
 from tenure.outcomes import Outcome
 from tests.core.scripts import ONE_ROW, UNBOUNDED, text
 from tests.core.simulation import Ask, Simulation
@@ -196,3 +197,39 @@ def test_salts_share_nothing(salt: str) -> None:
         simulation.submit(Ask((text(18),), max_tokens=2, salt=own))
         simulation.run([])
     assert simulation.scheduler.counts.cached == 0
+
+
+@at_both_depths
+def test_an_item_is_evicted_a_few_times_and_then_stays(depth: int) -> None:
+    """Whenever it runs, somebody comes who matters more and needs all the blocks that there are."""
+    limits = Limits(max_model_len=320, num_blocks=80, block_size=4, num_slots=4)
+    simulation = Simulation(limits, StepBudget(tokens=1000), depth=depth)
+    patient = simulation.submit(Ask((text(1),), max_tokens=120, ignore_eos=True, priority=1))
+    item = simulation.records[patient].request.items[0]
+    urgent = Ask((text(238, 1),), max_tokens=82, ignore_eos=True)
+    while simulation.records[patient].ending is None:
+        simulation.turn()
+        others = sum(record.ending is None for record in simulation.records.values()) - 1
+        if item.state is State.RUNNING and not others:
+            simulation.submit(urgent)
+    assert item.preemptions == MOST_EVICTIONS
+    simulation.run([])
+
+
+def test_stalled_items_make_room_for_those_that_run() -> None:
+    """They keep their blocks until a running item would have to give up its own."""
+    simulation = Simulation(TIGHT, UNBOUNDED)
+    stalled = simulation.submit(Ask((text(20),), max_tokens=8, ignore_eos=True))
+    simulation.turn()
+    simulation.stall(stalled)
+    small = simulation.submit(Ask((text(4, 1),), max_tokens=4, ignore_eos=True))
+    while simulation.records[small].ending is None:
+        simulation.turn()
+    [item] = simulation.records[stalled].request.items
+    assert item.state is State.STALLED
+    large = simulation.submit(Ask((text(20, 2),), max_tokens=12, ignore_eos=True))
+    while simulation.records[large].ending is None:
+        assert simulation.turn()
+    assert item.state is State.PREEMPTED
+    simulation.run([])
+    assert simulation.records[stalled].ending is Outcome.OK

@@ -1,6 +1,8 @@
 """Scripted runs, replayed with a message or a fault injected at every event; see `simulation` for what is checked."""
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -86,6 +88,60 @@ def abort_at(script: Script, depth: int, event: int, number: int, cause: Outcome
     simulation = disturbed(script, depth, event, lambda it: it.cancel(number, cause))
     for other, record in simulation.records.items():
         assert other == number or record.ending is Outcome.OK
+
+
+@at_both_depths
+@every_script
+def test_a_stall_at_every_event_changes_no_text(name: str, depth: int) -> None:
+    """Each request in turn stops reading at one event, and reads on a few events later, or when all others are done."""
+    script = SCRIPTS[name]
+    plain = undisturbed(script, depth)
+    for event in range(plain.events):
+        number = event % len(plain.records) + 1
+        simulation = script.simulation(depth)
+        acts = {event: simulation.stall, event + 7: simulation.resume}
+        simulation.interrupt = lambda now, acts=acts, number=number: acts.get(now, lambda _: None)(number)
+        simulation.check_from = event
+        simulation.run(script.asks)
+        assert all(record.ending is Outcome.OK for record in simulation.records.values())
+
+
+@at_both_depths
+@every_script
+def test_a_stalled_request_can_be_ended_at_every_event(name: str, depth: int) -> None:
+    script = SCRIPTS[name]
+    plain = undisturbed(script, depth)
+    for event in range(plain.events - 3):
+        number = event % len(plain.records) + 1
+        simulation = script.simulation(depth)
+        acts = {
+            event: simulation.stall,
+            event + 3: lambda number, it=simulation: it.cancel(number, Outcome.STALLED),
+        }
+        simulation.interrupt = lambda now, acts=acts, number=number: acts.get(now, lambda _: None)(number)
+        simulation.check_from = event
+        simulation.run(script.asks)
+        others = [record for other, record in simulation.records.items() if other != number]
+        assert all(record.ending is Outcome.OK for record in others)
+
+
+@at_both_depths
+@every_script
+def test_a_deadline_at_every_moment(name: str, depth: int) -> None:
+    """Every request in turn is due to end, or to begin, at some moment of the run; the others end as they would."""
+    script = SCRIPTS[name]
+    span = undisturbed(script, depth).now
+    late: Counter[str] = Counter()
+    for part in range(24):
+        for kind in ("begin_within", "end_within"):
+            number = part % len(script.asks)
+            asks = list(script.asks)
+            asks[number] = replace(asks[number], **{kind: span * part / 24})
+            simulation = script.simulation(depth).run(asks)
+            for record in simulation.records.values():
+                assert record.ending is Outcome.OK or record.ask is asks[number]
+                late[kind] += record.ending is Outcome.DEADLINE
+    assert late["end_within"]
 
 
 @at_both_depths
