@@ -63,8 +63,9 @@ class PoolingHead:
             return RowResult(row.slot, row.generation, error=error, outcome=Outcome.INVALID)
         # Looked at as it comes: the sigmoid of infinity would look like a sound answer.
         pooled = encode(self._finished(answer_1W, wanted)) if bool(answer_1W.isfinite().all()) else None
-        error = NOT_FINITE if pooled is None else None
-        return RowResult(row.slot, row.generation, error=error, pooled=pooled)
+        if pooled is None:
+            return RowResult(row.slot, row.generation, error=NOT_FINITE)
+        return RowResult(row.slot, row.generation, pooled=pooled)
 
     def _finished(self, answer_1W: Tensor, wanted: PoolingParams) -> Tensor:
         if self.task is PoolingTask.EMBED:
