@@ -37,6 +37,7 @@ from tenure.process.descriptors import allow_descriptors
 from tenure.process.lifeline import die_with_parent, end_of_file
 from tenure.process.logs import configure_logging
 from tenure.process.reports import Failed, Serving, write_report
+from tenure.text.judge_prompt import judge_prompt
 
 logger = logging.getLogger("tenure.api")
 
@@ -116,7 +117,9 @@ def _text_models(config: ApiConfig) -> dict[str, TextModel]:
     for model in config.models:
         defaults = read_sampling_defaults(model.source) if config.generation_config == "auto" else {}
         name, profile = model.served_names[0], read_profile(model.source, model.task)
-        texts[name] = replace(load_text_model(name, model.source, defaults, config.created), profile=profile)
+        text = load_text_model(name, model.source, defaults, config.created)
+        judges = profile.answer_tokens is not None
+        texts[name] = replace(text, profile=profile, score_prompt=judge_prompt if judges else None)
     return texts
 
 

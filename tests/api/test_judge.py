@@ -1,0 +1,82 @@
+"""Scores from a decoder that is asked whether a document fits a query: what it reads, to the letter."""
+
+import numpy as np
+import pytest
+
+from tenure.models.profile import ModelProfile, Scoring
+from tenure.pooling import PoolingTask
+from tenure.text.judge_prompt import DEFAULT_INSTRUCTION, judge_prompt
+from tests.api.generation_rig import assert_refused
+from tests.api.pooling_rig import pooling_rig
+
+JUDGE = ModelProfile(
+    tasks=("score", "classify"), scoring=Scoring.CROSS_ENCODER, labels=("yes",), answer_tokens=("no", "yes")
+)
+BEGIN, END = judge_prompt("q", "\0").split("\0")
+
+
+def likes_length(ids, params):
+    logit = np.array([[len(ids) / 1000]], np.float32)
+    return 1 / (1 + np.exp(-logit)) if params.activation else logit
+
+
+def judge_rig(**more):
+    return pooling_rig(JUDGE, likes_length, score_prompt=judge_prompt, framed=False, **more)
+
+
+def read(rig):
+    return [bytes(ids).decode() for ids in rig.submitted.prompts]
+
+
+@pytest.mark.parametrize("path", ["/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"])
+def test_a_query_and_its_documents_are_put_to_the_model_as_questions(path):
+    rig = judge_rig()
+    query = {"query": "q"} if "rerank" in path else {"queries": "q"}
+    reply = rig.post(path, {**query, "documents": ["a", "longer"]})
+    assert reply.status_code == 200, reply.text
+    assert read(rig) == [judge_prompt("q", "a", DEFAULT_INSTRUCTION), judge_prompt("q", "longer")]
+    assert rig.submitted.pooling.task is PoolingTask.CLASSIFY
+    if "rerank" in path:
+        assert [result["index"] for result in reply.json()["results"]] == [1, 0]
+
+
+def test_an_instruction_takes_the_place_of_the_default():
+    rig = judge_rig()
+    rig.post("/rerank", {"query": "q", "documents": ["a"], "instruction": "Find duplicates"})
+    assert read(rig) == [judge_prompt("q", "a", "Find duplicates")]
+
+
+def test_without_activation_the_score_is_how_much_yes_exceeds_no():
+    rig = judge_rig()
+    reply = rig.post("/score", {"queries": "q", "documents": ["a"], "use_activation": False})
+    assert reply.json()["data"][0]["score"] == pytest.approx(len(judge_prompt("q", "a")) / 1000)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("fields", [{"truncate_prompt_tokens": -1}, {"max_tokens_per_doc": 4000}])
+def test_of_what_is_too_long_the_document_alone_is_cut(side, fields):
+    window = len(BEGIN + END) + 20
+    rig = judge_rig(max_model_len=window + 1)
+    document = "".join(chr(65 + number % 26) for number in range(500))
+    reply = rig.post("/score", {"queries": "q", "documents": [document], "truncation_side": side, **fields})
+    assert reply.status_code == 200, reply.text
+    (text,) = read(rig)
+    assert text.startswith(BEGIN)
+    assert text.endswith(END)
+    kept = text.removeprefix(BEGIN).removesuffix(END)
+    assert 15 <= len(kept) <= 21
+    assert document.startswith(kept) if side == "right" else document.endswith(kept)
+
+
+def test_what_is_too_long_without_leave_to_cut_is_refused():
+    rig = judge_rig(max_model_len=len(BEGIN + END) + 20)
+    body = {"queries": "q", "documents": ["d" * 500]}
+    assert_refused(rig, rig.post("/score", body), code="context_length_exceeded")
+    rig = judge_rig(max_model_len=len(BEGIN + END) - 5)
+    assert_refused(rig, rig.post("/score", body | {"truncate_prompt_tokens": -1}), code="context_length_exceeded")
+
+
+def test_a_model_that_judges_does_not_chat():
+    rig = judge_rig()
+    reply = rig.post("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]})
+    assert_refused(rig, reply, code="model_not_supported")
