@@ -311,7 +311,9 @@ def _head_limit(limits: HttpLimits) -> str:
 
 
 def _ambiguous(head: h11.Request) -> ApiError | None:
-    """Why a head that h11 accepts could be read in two ways, if so."""
+    """Why a head that h11 accepts is of another protocol or could be read in two ways, if so."""
+    if not head.http_version.startswith(b"1."):
+        return errors.malformed_request("The request is not HTTP/1.1 or HTTP/1.0.")
     names = {name for name, _ in head.headers}
     if b"transfer-encoding" not in names:
         return None
