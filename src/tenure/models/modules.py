@@ -117,15 +117,15 @@ def _listed(folder: Path) -> list[tuple[str, str]]:
     return modules
 
 
-_PLACES: Mapping[str, int] = MappingProxyType(
-    {"Transformer": 0, "Pooling": 1, "Dense": 2, "Normalize": 3, "MultiVectorMask": 4}
-)
+_PLACES: Mapping[str, int] = MappingProxyType({"Transformer": 0, "Pooling": 1, "Dense": 2, "Normalize": 3})
 """Where a module may stand. Only Dense may come more than once."""
+_TOKEN_MASK = "MultiVectorMask"
+"""It picks the tokens of a document that count, and stands anywhere; all of them count here."""
 
 
 def _assemble(folder: Path, modules: list[tuple[str, str]]) -> SentenceModules:
     kinds = [kind for kind, _ in modules]
-    places = [_PLACES.get(kind, -1) for kind in kinds]
+    places = [_PLACES.get(kind, -1) for kind in kinds if kind != _TOKEN_MASK]
     single = [kind for kind in kinds if kind != "Dense"]
     if not places or -1 in places or places[0] != 0 or sorted(places) != places or len(set(single)) < len(single):
         raise CallerError(
@@ -137,7 +137,7 @@ def _assemble(folder: Path, modules: list[tuple[str, str]]) -> SentenceModules:
     found = {kind: folder / name for kind, name in modules}
     pooling = _pooling(found["Pooling"]) if "Pooling" in found else None
     dense = tuple(_dense(folder / name, pooling is not None) for kind, name in modules if kind == "Dense")
-    if pooling is None and not dense and "MultiVectorMask" not in found:
+    if pooling is None and not dense and _TOKEN_MASK not in found:
         raise CallerError(f"{folder}/modules.json: no Pooling module, and nothing that makes embeddings of tokens")
     return SentenceModules(pooling, dense, "Normalize" in found)
 
