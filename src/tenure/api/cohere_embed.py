@@ -198,7 +198,7 @@ def _embedding_types(names: Sequence[str] | None) -> tuple[EmbeddingType, ...]:
 
 def _length(request: EmbedRequest, shared: Shared, window: int, longest: int) -> tuple[Truncation | None, int]:
     """How texts are cut, and how long they may be then. `truncate_prompt_tokens` wins over Cohere's fields."""
-    truncate = request.truncate or "END"
+    truncate = "END" if request.truncate is None else request.truncate
     if truncate not in ("END", "START", "NONE"):
         raise invalid_request(f"`truncate` must be END, START or NONE, not {echo(truncate)}.", "truncate")
     limit = window

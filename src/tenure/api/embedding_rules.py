@@ -29,7 +29,7 @@ def check_encoding(request: EncodedFields) -> Encoding:
     if request.endianness not in (None, "native", "little"):
         raise invalid_request("`endianness` other than `little` is not supported yet.", "endianness")
     try:
-        return Encoding(request.encoding_format or Encoding.FLOAT)
+        return Encoding.FLOAT if request.encoding_format is None else Encoding(request.encoding_format)
     except ValueError:
         message = f"`encoding_format` must be `float` or `base64`, not {echo(request.encoding_format)}."
         raise invalid_request(message, "encoding_format") from None
