@@ -63,6 +63,9 @@ class ByteTokenizer:
             return bytes([token])
         return {BEGIN: b"<begin>", END: b"<end>"}.get(token, b"")
 
+    def token_piece(self, token: int) -> str:
+        return self.token_bytes(token).decode("latin-1")
+
     longest_token = 10
 
     def is_special(self, token: int) -> bool:
