@@ -122,6 +122,23 @@ def test_the_engine_with_the_least_outstanding_is_taken() -> None:
     run(scenario)
 
 
+def test_api_processes_begin_with_different_engines() -> None:
+    """They do not know of each other's requests at once."""
+
+    async def scenario() -> None:
+        async with three() as rigs:
+            await rigs.ready()
+            model = Served(["tiny"], rigs.model.engines, ["generate"], first=4)
+            async with anyio.create_task_group() as group:
+                for index in (1, 2, 0, 1):
+                    group.start_soon(Stream(model).run)
+                    await rigs.taken_by(index)
+                for engine in rigs.engines:
+                    await engine.hang_up()
+
+    run(scenario)
+
+
 def test_what_has_ended_is_no_load() -> None:
     async def scenario() -> None:
         async with three() as rigs:

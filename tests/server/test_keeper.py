@@ -7,11 +7,15 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from tenure.process.reports import Failed, Loaded, Serving
+from tenure.process.reports import Alive, Failed, Loaded, Serving
+from tenure.server import watchdog
 from tenure.server.keeper import Keeper, ServerEnded
 from tests.server.programs import Programs, nothing_left, wait_for
 from tests.tasks import run
 
+CARD = """{"name": "tiny", "served_names": ["tiny"], "source": "", "vocabulary_size": 9, "max_model_len": 8,
+    "block_size": 4, "num_blocks": 2, "dtype": "float32"}"""
+LOADED = "report('Loaded', card=" + CARD.replace("\n", "") + ")"
 SERVES = "report('Serving')\nmark('started')\nwait_end_of_file()\nmark('ended')\n"
 
 
@@ -241,9 +245,7 @@ def test_a_child_that_is_being_started_hears_of_the_drain(programs: Programs) ->
 
 
 def test_reports_are_passed_on(programs: Programs) -> None:
-    card = """{"name": "tiny", "served_names": ["tiny"], "source": "", "vocabulary_size": 9, "max_model_len": 8,
-        "block_size": 4, "num_blocks": 2, "dtype": "float32"}"""
-    spec = programs.spec(f"report('Loaded', card={card})\n" + SERVES)
+    spec = programs.spec(LOADED + "\n" + SERVES)
 
     async def scenario() -> None:
         watch = Watch(Keeper(spec, restart=True))
@@ -255,6 +257,60 @@ def test_reports_are_passed_on(programs: Programs) -> None:
         assert isinstance(loaded, Loaded)
         assert loaded.card.num_blocks == 2
         assert serving == Serving()
+
+    with nothing_left():
+        run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "words"),
+    [
+        ("signal.pause()", "no sign of life for 0.3 s"),
+        (
+            "import time\nwhile True:\n    report('Alive', step=7, step_age=9.0)\n    time.sleep(0.05)",
+            "a step has not ended after 0.3 s",
+        ),
+    ],
+)
+def test_a_child_that_does_not_go_on_is_killed_and_started_again(
+    programs: Programs,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    goes_on: str,
+    words: str,
+) -> None:
+    monkeypatch.setattr(watchdog, "_SECOND_LOOK", 0.1)
+    hangs_once = f"if not os.path.exists('again'):\n    open('again', 'w')\n    {LOADED}\n    exec({goes_on!r})\n"
+    spec = programs.spec(hangs_once + SERVES)
+
+    async def scenario() -> None:
+        watch = Watch(Keeper(spec, restart=True, patience=0.3))
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch.run)
+            await programs.wait_marks(1)
+            watch.keeper.stop()
+        assert watch.ended is None
+        assert [line for line in caplog.messages if line.startswith("the program is killed: ") and words in line]
+        assert "the program died (signal SIGKILL); it is started again" in caplog.messages
+        assert not [report for report in programs.reports if isinstance(report, Alive)]
+
+    with nothing_left():
+        run(scenario)
+
+
+def test_killing_does_not_wait(programs: Programs) -> None:
+    """Not even for a child that is frozen."""
+    spec = programs.spec("report('Serving')\nos.kill(os.getpid(), signal.SIGSTOP)")
+
+    async def scenario() -> None:
+        watch = Watch(Keeper(spec, restart=True))
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch.run)
+            await wait_for(lambda: programs.reports == [Serving()])
+            with anyio.fail_after(2):
+                watch.keeper.kill()
+                await watch.keeper.ended.wait()
+        assert watch.ended is None
 
     with nothing_left():
         run(scenario)

@@ -100,11 +100,37 @@ class ServerProcess:
         return self._child("tenure.api.main")
 
     def _child(self, module: str) -> int:
+        return next(iter(self._children(module)), 0)
+
+    def _children(self, module: str) -> list[int]:
+        found = []
         for child in psutil.Process(self.pid).children():
             with suppress(psutil.Error):  # it has just ended
                 if module in child.cmdline():
-                    return child.pid
-        return 0
+                    found.append(child.pid)
+        return found
+
+    def api_pids(self) -> list[int]:
+        return self._children("tenure.api.main")
+
+    def engine_pids(self) -> dict[int, int]:
+        """The processes of all engines by their numbers, counted over all models; those that have started so far."""
+        found = {}
+        for pid in self._children("tenure.engine.main"):
+            with suppress(psutil.Error):
+                for connection in psutil.Process(pid).net_connections("unix"):
+                    if number := re.search(r"/engine-(\d+)\.sock$", str(connection.laddr)):
+                        found[int(number[1])] = pid
+        return found
+
+    def worker_of(self, wire: Wire) -> int:
+        """The API process that serves a connection."""
+        for pid in self.api_pids():
+            with suppress(psutil.Error):
+                for connection in psutil.Process(pid).net_connections("tcp"):
+                    if connection.raddr and connection.raddr.port == wire.port:
+                        return pid
+        raise AssertionError("no API process has the connection")
 
     def engine_socket(self, model: str) -> str:
         """Where the engine of a model is reached."""

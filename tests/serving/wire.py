@@ -29,6 +29,11 @@ class Wire:
         if not self._gone:
             self.close()
 
+    @property
+    def port(self) -> int:
+        """The client's own."""
+        return int(self._socket.getsockname()[1])
+
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
 
@@ -101,13 +106,17 @@ LEAVING: dict[str, Callable[[Wire], None]] = {
 }
 
 
-def post(path: str, body: dict[str, Any], label: str = "", declared: int | None = None) -> bytes:
+def post(
+    path: str, body: dict[str, Any], label: str = "", declared: int | None = None, rank: int | None = None
+) -> bytes:
     """The bytes of a POST. `declared` is the length that the head tells, if another than the body's."""
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(data) if declared is None else declared}\r\n"
     if label:
         head += f"x-request-id: {label}\r\n"
+    if rank is not None:
+        head += f"x-data-parallel-rank: {rank}\r\n"
     return head.encode() + b"\r\n" + data
 
 

@@ -135,7 +135,7 @@ def _fleet(config: ApiConfig, texts: Mapping[str, TextModel]) -> Fleet:
             )
             for path in paths
         ]
-        served.append(Served(model.served_names, engines, texts[model.served_names[0]].profile.tasks))
+        served.append(Served(model.served_names, engines, texts[model.served_names[0]].profile.tasks, config.worker))
     return Fleet(served)
 
 

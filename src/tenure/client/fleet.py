@@ -54,12 +54,18 @@ class ModelNotSupported(CallerError):
 
 
 class Served:
-    """One model, by its served names (the first is the one in replies), and its engines."""
+    """One model, by its served names (the first is the one in replies), and its engines.
 
-    def __init__(self, names: Sequence[str], engines: Sequence[EngineClient], tasks: Sequence[str]) -> None:
+    `first` is the engine that is asked first when all have the same load; API processes differ in it.
+    """
+
+    def __init__(
+        self, names: Sequence[str], engines: Sequence[EngineClient], tasks: Sequence[str], first: int = 0
+    ) -> None:
         self.names = tuple(names)
         self.engines = tuple(engines)
         self.tasks = tuple(tasks)
+        self._first = first
 
     def __repr__(self) -> str:
         return f"<Served {', '.join(self.names)}: {sum(engine.ready for engine in self.engines)} ready>"
@@ -109,8 +115,11 @@ class Served:
     def _next_engine(self, asked: set[int]) -> int | None:
         """Of the engines that are ready and not yet asked the one with the least to do, by what is known now."""
         ready = [index for index, engine in enumerate(self.engines) if engine.ready and index not in asked]
-        loads = {index: (self.engines[index].outstanding_tokens, self.engines[index].open_requests) for index in ready}
-        return min(ready, key=loads.__getitem__, default=None)
+        return min(ready, key=self._load, default=None)
+
+    def _load(self, index: int) -> tuple[int, int, int]:
+        engine = self.engines[index]
+        return engine.outstanding_tokens, engine.open_requests, (index - self._first) % len(self.engines)
 
 
 class Fleet:
