@@ -1,0 +1,70 @@
+"""One decoder served twice on one port: it chats, and it judges whether documents fit a query."""
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from tenure.models.answer_tokens import answer_ids
+from tenure.source import resolve_source
+from tenure.text.judge_prompt import judge_prompt
+from tests.serving.conftest import Servers
+from tests.serving.server import ServerProcess
+
+QUERY = "What is the capital of France?"
+DOCUMENTS = ["Paris is the capital of France.", "The sea cucumber has no brain.", "Lyon lies on the Rhone."]
+
+
+@pytest.fixture(scope="module")
+def judged(servers: Servers) -> Iterator[ServerProcess]:
+    with ExitStack() as stack:
+        arguments = ("--task", "judge=score", "--max-num-seqs", "8", "--kv-cache-memory", "0.5")
+        yield servers.start(stack, "chat=smollm2", "judge=smollm2", *arguments)
+
+
+def answered(reply: httpx.Response) -> dict:  # type: ignore[type-arg]
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+def test_chat_and_rerank_on_one_port(judged: ServerProcess) -> None:
+    http = judged.http
+    body = {"model": "judge", "query": QUERY, "documents": DOCUMENTS}
+    results = answered(http.post("/v1/rerank", json=body))["results"]
+    message = {"role": "user", "content": "Hello"}
+    chat = answered(http.post("/v1/chat/completions", json={"model": "chat", "messages": [message], "max_tokens": 4}))
+    again = answered(http.post("/score", json={"model": "judge", "queries": QUERY, "documents": DOCUMENTS}))
+    assert chat["choices"][0]["message"]["content"]
+    assert chat["usage"]["completion_tokens"] == 4
+    assert sorted(result["index"] for result in results) == [0, 1, 2]
+    scores = [result["relevance_score"] for result in results]
+    assert scores == sorted(scores, reverse=True)
+    by_index = {entry["index"]: entry["score"] for entry in again["data"]}
+    assert [by_index[result["index"]] for result in results] == pytest.approx(scores, abs=1e-5)
+    assert judged.ledger()["engines"]  # both engines report, and `at_rest` finds nothing left in either
+
+
+def test_a_score_is_what_the_same_model_would_answer(judged: ServerProcess) -> None:
+    no, yes = answer_ids(resolve_source("smollm2"), ("no", "yes"))
+    prompt = judge_prompt(QUERY, DOCUMENTS[0])
+    body = {"model": "chat", "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprob_token_ids": [no, yes]}
+    http = judged.http
+    listed = answered(http.post("/v1/completions", json={**body, "logprobs": 0}))["choices"][0]["logprobs"]
+    pair = {"model": "judge", "queries": QUERY, "documents": DOCUMENTS[0]}
+    (entry,) = answered(http.post("/score", json=pair))["data"]
+    raw = answered(http.post("/score", json={**pair, "use_activation": False}))["data"][0]["score"]
+    (best,) = listed["top_logprobs"]
+    assert raw == pytest.approx(best["yes"] - best["no"], abs=1e-3)
+    assert entry["score"] == pytest.approx(1 / (1 + math.exp(-raw)), abs=1e-5)
+
+
+def test_each_says_what_it_cannot_do(judged: ServerProcess) -> None:
+    http = judged.http
+    messages = [{"role": "user", "content": "Hello"}]
+    chat = http.post("/v1/chat/completions", json={"model": "judge", "messages": messages})
+    rank = http.post("/rerank", json={"model": "chat", "query": QUERY, "documents": DOCUMENTS})
+    assert (chat.status_code, rank.status_code) == (400, 400)
+    assert "score" in chat.json()["error"]["message"]
+    assert "generate" in rank.json()["error"]["message"]
