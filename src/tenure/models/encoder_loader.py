@@ -96,28 +96,25 @@ class _LayerBuilder:
 
     def build(self) -> BertLayers:
         with torch.inference_mode(), ThreadPoolExecutor(cores()) as pool:
-            embedding = pool.submit(self._embedding)
-            layers = list(pool.map(self._layer, range(self.config.num_layers)))
-            return BertLayers(embedding.result(), layers)
+            return BertLayers(self._embedding(), list(pool.map(self._layer, range(self.config.num_layers))))
 
     def _embedding(self) -> BertEmbedding:
         config, prefix = self.config, f"{self.prefix}embeddings"
-        with torch.inference_mode():  # it holds for one thread only
-            table = self.weights.tensor
-            positions_AD = table(
-                f"{prefix}.position_embeddings.weight", (config.max_position_embeddings, config.hidden_size)
-            )
-            types_YD = table(f"{prefix}.token_type_embeddings.weight", (config.type_vocab_size, config.hidden_size))
-            # A text has a first and perhaps a second type, whatever else the table holds.
-            places_YAD = types_YD[:2].unsqueeze(1) + positions_AD[config.first_position :]
-            words_VD = table(f"{prefix}.word_embeddings.weight", (config.vocab_size, config.hidden_size))
-            return BertEmbedding(words_VD, places_YAD, self._norm(f"{prefix}.LayerNorm"))
+        table = self.weights.tensor
+        words_VD = table(f"{prefix}.word_embeddings.weight", (config.vocab_size, config.hidden_size))
+        positions_AD = table(
+            f"{prefix}.position_embeddings.weight", (config.max_position_embeddings, config.hidden_size)
+        )
+        types_YD = table(f"{prefix}.token_type_embeddings.weight", (config.type_vocab_size, config.hidden_size))
+        # A text has a first and perhaps a second type, whatever else the table holds.
+        places_YAD = types_YD[:2].unsqueeze(1) + positions_AD[config.first_position :]
+        return BertEmbedding(words_VD, places_YAD, self._norm(f"{prefix}.LayerNorm"))
 
     def _layer(self, number: int) -> BertLayer:
         config, prefix = self.config, f"{self.prefix}encoder.layer.{number}"
         hidden, inner = config.hidden_size, config.intermediate_size
         qkv = tuple(f"{prefix}.attention.self.{name}" for name in ("query", "key", "value"))
-        with torch.inference_mode():
+        with torch.inference_mode():  # it holds for one thread only
             return BertLayer(
                 qkv=self.weights.linear(qkv, hidden, hidden),
                 output=self.weights.linear((f"{prefix}.attention.output.dense",), hidden, hidden),

@@ -209,7 +209,7 @@ def _max_length(folder: Path) -> int | None:
         saved = read_object(folder / "tokenizer_config.json", required=False).get("model_max_length")
         # Transformers writes 10^30 where it knows of no limit.
         return saved if isinstance(saved, int) and 1 <= saved < 1 << 30 else None
-    if not isinstance(length, int) or length < 1:
+    if not isinstance(length, int) or isinstance(length, bool) or length < 1:
         raise ResourceError(f"{path}: a max_seq_length of {length!r} makes no sense")
     return length
 
