@@ -148,6 +148,8 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: str = "fcfs"
     """`fcfs`: the priorities of requests have no effect; `priority`: they have."""
     engine_heartbeat_timeout: float = 5.0
+    vllm_metrics: bool = False
+    """Whether figures are exported under vLLM's names too."""
     engine_step_timeout: float = 120.0
     """After which an engine that does not go on is taken for dead, and killed by the supervisor; 0 is never."""
 

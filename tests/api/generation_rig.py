@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,17 +14,17 @@ from tenure.api.app import build_app
 from tenure.api.context import ApiSettings, AppContext
 from tenure.api.limits import HttpLimits
 from tenure.api.text_model import GenerationDefaults, ScorePrompt, TextModel
-from tenure.client import EndOfGeneration, Fleet, GenerationFailed, Refusal, Served
+from tenure.client import EndOfGeneration, Fleet, GenerationFailed, Refusal, Served, Watcher
 from tenure.client.vitals import Vitals
 from tenure.config import KeyRing
 from tenure.models.profile import ModelProfile
 from tenure.outcomes import FinishReason, Outcome
-from tenure.process.counters import CountersSnapshot
+from tenure.process.counters import CountersSnapshot, WorkStage
 from tenure.sampling import TokenLogprobs
 from tenure.text.chat_template import ChatTemplate
 from tenure.text.frame import Frame
 from tenure.text.pairs import PairTemplate
-from tenure.wire.messages import ItemOutput, ModelCard, Submit
+from tenure.wire.messages import Ended, ItemOutput, ModelCard, Submit
 
 BEGIN, END, VOCABULARY = 256, 257, 260
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -89,12 +90,24 @@ class FakeHandle:
     batches: list[list[ItemOutput]]
     failure: Exception | None
     finished: list[int] = field(default_factory=list)
+    watcher: Watcher | None = None
+
+    def watch(self, watcher: Watcher) -> None:
+        self.watcher = watcher
+        watcher.admitted(time.monotonic())
 
     async def receive(self) -> list[ItemOutput]:
         await anyio.lowlevel.checkpoint()
         if self.batches:
-            return self.batches.pop(0)
+            outputs = self.batches.pop(0)
+            for output in outputs if self.watcher is not None else ():
+                self.watcher.output(output, time.monotonic())
+            return outputs
         raise self.failure or EndOfGeneration
+
+    def end(self) -> None:
+        if self.watcher is not None:
+            self.watcher.ended(Ended(request=1, outcome=Outcome.OK, queue_seconds=0.0), time.monotonic())
 
     def finish_item(self, index: int) -> None:
         self.finished.append(index)
@@ -166,6 +179,7 @@ class FakeEngine:
         try:
             yield handle
         finally:
+            handle.end()
             self.open_scopes -= 1
 
     async def ledger(self, timeout: float = 1.0) -> None:
@@ -180,6 +194,7 @@ class Counts:
     outcomes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     histograms: dict = field(default_factory=dict)
+    moves: list[tuple] = field(default_factory=list)
 
     @property
     def open(self) -> int:
@@ -195,8 +210,11 @@ class Counts:
     def leave(self, route: str, model: str, outcome: Outcome) -> None:
         self.outcomes[outcome.value] = self.outcomes.get(outcome.value, 0) + 1
 
-    def observe(self, histogram: str, seconds: float) -> None:
-        self.seconds.setdefault(histogram, []).append(seconds)
+    def move(self, model: str, before: WorkStage, after: WorkStage | None) -> None:
+        self.moves.append((model, before, after))
+
+    def observe(self, histogram: str, value: float, model: str = "") -> None:
+        self.seconds.setdefault(histogram, []).append(value)
 
 
 class Rig:
@@ -235,7 +253,6 @@ class Rig:
             texts={"tiny": text},
             settings=settings or ApiSettings(version="0.0"),
             counts=self.counts.snapshot,
-            observe=self.counts.observe,
             epoch="e1",
             started_at=0.0,
         )

@@ -140,7 +140,6 @@ def app_context(counters: SharedCounters) -> AppContext:
         texts={},
         settings=ApiSettings(version="0.0"),
         counts=counters.snapshot,
-        observe=lambda histogram, seconds: None,
         epoch="e1",
         started_at=0.0,
     )

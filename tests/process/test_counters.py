@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tenure.errors import InternalError
 from tenure.outcomes import Outcome
-from tenure.process.counters import CounterSchema, SharedCounters
+from tenure.process.counters import CounterSchema, SharedCounters, WorkStage
 
 CHAT, RERANK = "/v1/chat/completions", "/rerank"
 SCHEMA = CounterSchema(workers=3, routes=(CHAT, RERANK), models=("smollm2", "minilm"))
@@ -26,7 +26,9 @@ def counters() -> Iterator[SharedCounters]:
 def test_new_counters_are_zero(counters: SharedCounters) -> None:
     now = counters.snapshot()
     assert (now.arrivals, now.open, now.outcomes, now.by_model) == (0, 0, {}, [])
-    assert sum(now.histograms["cancel_seconds"].counts) == 0
+    assert {sum(counts.counts) for models in now.histograms.values() for counts in models.values()} == {0}
+    assert set(now.histograms["cancel_seconds"]) == {"smollm2", "minilm"}
+    assert {stage.open for stage in now.stages} == {0}
 
 
 def test_the_sum_goes_over_workers_and_routes(counters: SharedCounters) -> None:
@@ -64,15 +66,45 @@ def test_an_ending_without_a_beginning_is_refused_and_changes_nothing(counters: 
         worker.leave(RERANK, "", Outcome.OK)
 
 
-def test_durations_fall_into_buckets(counters: SharedCounters) -> None:
-    counters.worker(0).observe("cancel_seconds", 0.0005)
-    counters.worker(1).observe("cancel_seconds", 0.001)
-    counters.worker(1).observe("cancel_seconds", 1e6)
-    histogram = counters.snapshot().histograms["cancel_seconds"]
+def test_values_fall_into_buckets_by_model(counters: SharedCounters) -> None:
+    counters.worker(0).observe("cancel_seconds", 0.0005, "minilm")
+    counters.worker(1).observe("cancel_seconds", 0.001, "minilm")
+    counters.worker(1).observe("cancel_seconds", 1e6, "minilm")
+    counters.worker(1).observe("cancel_seconds", 1.0, "of another server")
+    models = counters.snapshot().histograms["cancel_seconds"]
+    histogram = models["minilm"]
     assert histogram.counts[0] == 2
     assert histogram.counts[-1] == 1
     assert len(histogram.counts) == len(histogram.bounds) + 1
     assert histogram.sum == pytest.approx(1000000.0015)
+    assert {model: sum(counts.counts) for model, counts in models.items()} == {"": 1, "smollm2": 0, "minilm": 3}
+
+
+def test_a_sum_of_tokens_does_not_run_over(counters: SharedCounters) -> None:
+    """As one of nanoseconds would, after nine thousand million tokens."""
+    for _ in range(100):
+        counters.worker(0).observe("request_prompt_tokens", 2**50, "minilm")
+    assert counters.snapshot().histograms["request_prompt_tokens"]["minilm"].sum == 100 * 2**50
+
+
+def stages(counters: SharedCounters) -> dict[tuple[str, str], int]:
+    return {(count.model, count.stage.value): count.open for count in counters.snapshot().stages if count.open}
+
+
+def test_an_open_request_is_in_one_stage(counters: SharedCounters) -> None:
+    first, second = counters.worker(0), counters.worker(1)
+    for worker in (first, first, second):
+        worker.arrive(CHAT)
+    first.move("smollm2", WorkStage.RECEIVED, WorkStage.ADMITTED)
+    first.move("smollm2", WorkStage.ADMITTED, WorkStage.ANSWERING)
+    second.move("minilm", WorkStage.RECEIVED, WorkStage.ADMITTED)
+    assert stages(counters) == {("", "received"): 1, ("smollm2", "answering"): 1, ("minilm", "admitted"): 1}
+    first.move("smollm2", WorkStage.ANSWERING, None)
+    first.leave(CHAT, "smollm2", Outcome.OK)
+    assert stages(counters) == {("", "received"): 1, ("minilm", "admitted"): 1}
+    counters.bury(1)
+    assert stages(counters) == {("", "received"): 1}
+    assert counters.snapshot().open == 1
 
 
 def test_another_process_counts_into_the_same_memory(counters: SharedCounters) -> None:
@@ -120,27 +152,34 @@ def test_there_are_no_rows_beyond_the_workers(counters: SharedCounters) -> None:
 
 
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(["arrive", "leave", "bury"]), st.integers(0, 2), st.sampled_from([CHAT, RERANK])),
+    st.tuples(st.sampled_from(["arrive", "move", "leave", "bury"]), st.integers(0, 2), st.sampled_from([CHAT, RERANK])),
     max_size=60,
 )
+NEXT = {WorkStage.RECEIVED: WorkStage.ADMITTED, WorkStage.ADMITTED: WorkStage.ANSWERING, WorkStage.ANSWERING: WorkStage.ENDING}
 
 
 @given(EVENTS)
 def test_arrivals_are_the_outcomes_and_the_open_ones_at_every_moment(events: list[tuple[str, int, str]]) -> None:
+    """And the open ones are those of all stages."""
     counters = SharedCounters.create(SCHEMA)
-    open_requests = {(worker, route): 0 for worker in range(3) for route in (CHAT, RERANK)}
+    keys = [(worker, route) for worker in range(3) for route in SCHEMA.routes]
+    requests: dict[tuple[int, str], list[WorkStage]] = {key: [] for key in keys}
     for kind, worker, route in events:
+        staged = requests[worker, route]
         if kind == "arrive":
             counters.worker(worker).arrive(route)
-            open_requests[worker, route] += 1
-        elif kind == "leave" and open_requests[worker, route]:
+            staged.append(WorkStage.RECEIVED)
+        elif kind == "move" and staged and staged[0] in NEXT:
+            counters.worker(worker).move("minilm", staged[0], NEXT[staged[0]])
+            staged[0] = NEXT[staged[0]]
+        elif kind == "leave" and staged:
+            counters.worker(worker).move("minilm", staged.pop(0), None)
             counters.worker(worker).leave(route, "minilm", Outcome.OK)
-            open_requests[worker, route] -= 1
         elif kind == "bury":
             counters.bury(worker)
-            open_requests.update({key: 0 for key in open_requests if key[0] == worker})
+            requests.update({key: [] for key in requests if key[0] == worker})
         counters.audit()
         now = counters.snapshot()
-        assert now.open == sum(open_requests.values())
+        assert now.open == sum(map(len, requests.values())) == sum(stage.open for stage in now.stages)
         assert now.arrivals == now.open + sum(now.outcomes.values())
     counters.close()

@@ -140,7 +140,6 @@ def _context(server: ServerProcess, engine: EngineClient, counters: SharedCounte
         texts={"script": load_text_model("script", resolve_source(server.sources["script"]), {}, 0)},
         settings=ApiSettings(version="test"),
         counts=counters.snapshot,
-        observe=counters.worker(0).observe,
         epoch="",
         started_at=0.0,
     )

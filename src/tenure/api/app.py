@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 
 from tenure.api import operations, pooling_routes
 from tenure.api.chat_types import ChatRequest
-from tenure.api.cohere_embed import EmbedReply, EmbedRequest, FloatsReply
+from tenure.api.cohere_embed import EmbedReply, EmbedRequest, EmbedV1Reply
 from tenure.api.completion_types import CompletionRequest
 from tenure.api.context import AppContext
 from tenure.api.cors import answer_preflights
@@ -23,7 +23,8 @@ from tenure.api.embedding_types import (
 )
 from tenure.api.errors import Dialect
 from tenure.api.generation_routes import chat_completions, completions
-from tenure.api.guard import Guard, Tally
+from tenure.api.guard import Guard
+from tenure.api.journal import Tally
 from tenure.api.limits import HttpLimits
 from tenure.api.openapi import Describe, build_document
 from tenure.api.response_types import ChatChunk, ChatCompletion, Completion, CompletionChunk
@@ -85,7 +86,7 @@ DESCRIPTIONS: Mapping[str, Describe] = {
     "/v1/chat/completions": Describe("Answer a conversation.", ChatRequest, ChatCompletion, ChatChunk),
     "/v1/completions": Describe("Continue prompts.", CompletionRequest, Completion, CompletionChunk),
     "/v1/embeddings": Describe("Embed texts.", EmbeddingRequest, Embeddings),
-    "/v1/embed": Describe("Embed texts, as Cohere's first API does.", EmbedRequest, FloatsReply),
+    "/v1/embed": Describe("Embed texts, as Cohere's first API does.", EmbedRequest, EmbedV1Reply),
     "/v2/embed": Describe("Embed texts, as Cohere's API does.", EmbedRequest, EmbedReply),
     "/pooling": Describe("Whatever vectors the model has.", PoolingRequest, PooledReply),
     "/classify": Describe("Classify texts.", ClassifyRequest, Classification),

@@ -15,6 +15,8 @@ from tenure.api.limits import HttpLimits
 from tenure.api.sse import EventStream
 from tenure.api.translate import translate
 from tenure.api.visit import Stage, Visit
+from tenure.client import GenerationHandle, Opener
+from tenure.wire.messages import Submit
 
 
 class Call:
@@ -58,11 +60,6 @@ class Call:
         return self._visit.arrival.label
 
     @property
-    def received_at(self) -> float:
-        """Monotonic seconds."""
-        return self._visit.arrival.received_at
-
-    @property
     def data_parallel_rank(self) -> int | None:
         """`X-data-parallel-rank`: an integer, its range unchecked."""
         return self._visit.data_parallel_rank
@@ -70,11 +67,11 @@ class Call:
     @property
     def model(self) -> str:
         """The served name under which the request is counted; set it as soon as it is known."""
-        return self._visit.model
+        return self._visit.journal.model
 
     @model.setter
     def model(self, name: str) -> None:
-        self._visit.model = name
+        self._visit.journal.model = name
 
     async def respond(
         self,
@@ -105,6 +102,14 @@ class Call:
             return (bugs or causes)[0]
         known = exc if isinstance(exc, ApiError) else translate(exc)
         return errors.internal_error() if known is None else known
+
+    @asynccontextmanager
+    async def generation(self, opener: Opener, submit: Submit) -> AsyncIterator[GenerationHandle]:
+        """As `opener.open(submit)`; what becomes of it is noted for the figures. Set `model` before."""
+        watch = self._visit.journal.follow(submit)
+        async with opener.open(submit) as handle:
+            handle.watch(watch)
+            yield handle
 
     @asynccontextmanager
     async def event_stream(self) -> AsyncIterator[EventStream]:

@@ -30,6 +30,8 @@ class ApiSettings:
     """Bytes of a body, or of a response with logprobs, from which the work on it leaves the event loop."""
     seed: int | None = None
     """Of requests that give none; None draws one for each."""
+    vllm_metrics: bool = False
+    """Whether figures are exported under vLLM's names too."""
     root_path: str = ""
     """Prefix under which a proxy serves this server."""
 
@@ -44,8 +46,6 @@ class AppContext:
     settings: ApiSettings
     counts: Callable[[], CountersSnapshot]
     """Work requests, summed over all API processes."""
-    observe: Callable[[str, float], None]
-    """Enter seconds into the histogram of that name."""
     epoch: str
     """Drawn anew by each start of the server."""
     started_at: float

@@ -15,7 +15,6 @@ from tenure.api.threads import in_thread_if_long
 from tenure.client import EndOfGeneration, GenerationHandle, Opener
 from tenure.wire.messages import ItemOutput
 
-FIRST_TOKEN_SECONDS = "time_to_first_token_seconds"
 _CHARACTERS_PER_LOGPROB = 64
 
 
@@ -40,7 +39,7 @@ async def run_job(call: Call, engine: Opener, job: Job, form: Format) -> None:
     """Answer `call` with what `engine` makes of `job`. A refusal is raised before anything is sent."""
     version = call.context.settings.version
     head = ReplyHead(form.id_prefix + call.request_id, int(time.time()), job.model.name, fingerprint(version))
-    async with engine.open(job.submit(head.id, call.label)) as handle:
+    async with call.generation(engine, job.submit(head.id, call.label)) as handle:
         if job.stream:
             await _stream(call, handle, job, head, form)
         else:
@@ -54,7 +53,6 @@ async def _stream(call: Call, handle: GenerationHandle, job: Job, head: ReplyHea
     async with call.event_stream() as stream:
         outputs = await _receive(handle)
         if outputs is not None:
-            _note_first_token(call)
             for chunk in chunks.opening():
                 await stream.send(chunk)
         while outputs is not None:
@@ -89,7 +87,6 @@ async def _answer_whole(call: Call, handle: GenerationHandle, job: Job, head: Re
     answer = Answer(job)
     records = [Record() for _ in range(job.items)]
     outputs = await _receive(handle)
-    _note_first_token(call)
     while outputs is not None:
         for output in outputs:
             piece = answer.take(output)
@@ -114,10 +111,6 @@ async def _receive(handle: GenerationHandle) -> Sequence[ItemOutput] | None:
         return await handle.receive()
     except EndOfGeneration:
         return None
-
-
-def _note_first_token(call: Call) -> None:
-    call.context.observe(FIRST_TOKEN_SECONDS, time.monotonic() - call.received_at)
 
 
 def _check_complete(answer: Answer) -> None:

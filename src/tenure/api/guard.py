@@ -14,7 +14,6 @@ Middleware inside gets a `receive` that replays the body and then waits for the 
 wrap `receive` and `send` as it likes. Neither is on the way between the client's leaving and the watcher.
 """
 
-import json
 import logging
 import time
 import uuid
@@ -22,35 +21,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tenure.api import errors, intake
+from tenure.api.account import account_of
 from tenure.api.dispatch import VISIT_KEY
 from tenure.api.errors import ApiError
 from tenure.api.http_protocol import CONNECTION_KEY, Connection
+from tenure.api.journal import Journal, Tally, Times
 from tenure.api.limits import HttpLimits
 from tenure.api.outlet import Outlet
+from tenure.api.reporting import Reporter
 from tenure.api.routes import Match, Route, RouteTable
 from tenure.api.visit import Arrival, Stage, Visit
 from tenure.config import KeyRing
-from tenure.outcomes import Outcome
 
 CANCEL_SECONDS = "cancel_seconds"
 REQUEST_SECONDS = "request_seconds"
-access_logger = logging.getLogger("tenure.access")
 logger = logging.getLogger("tenure.api")
-
-
-class Tally(Protocol):
-    """Where arrivals and outcomes are counted."""
-
-    def arrive(self, route: str) -> None: ...
-    def leave(self, route: str, model: str, outcome: Outcome) -> None: ...
-    def observe(self, histogram: str, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +65,12 @@ class Guard:
         limits: HttpLimits,
         keys: KeyRing = KeyRing(),  # noqa: B008 -- frozen
         root_path: str = "",
+        reporter: Reporter = Reporter(),  # noqa: B008 -- never changes
     ) -> None:
         self._app = app
         self._routes = routes
         self._tally = tally
+        self._reporter = reporter
         self._limits = limits
         self._keys = intake.digests(keys.keys)
         self._root_path = root_path
@@ -123,7 +116,7 @@ class Guard:
         scope = _in_origin_form(scope)
         match = self._match(scope["method"], scope["path"])
         connection: Connection | None = scope.get("extensions", {}).get(CONNECTION_KEY)
-        visit = _open_visit(scope, match)
+        visit = _open_visit(scope, match, self._tally)
         outlet = Outlet(visit, send, connection, self._limits.stall_timeout)
         with self._counted(visit):
             await self._serve(visit, match, scope, receive, outlet, connection)
@@ -153,21 +146,13 @@ class Guard:
                     self._emptied.pop().set()
 
     def _close_out(self, visit: Visit) -> None:
-        outcome, arrival, now = visit.outcome(), visit.arrival, time.monotonic()
-        self._tally.leave(arrival.route.path, visit.model, outcome)
-        self._tally.observe(REQUEST_SECONDS, now - arrival.received_at)
-        if visit.gone_at is not None:
-            self._tally.observe(CANCEL_SECONDS, now - visit.gone_at)
-        access_logger.info(
-            "request %s label=%s route=%s model=%s status=%d outcome=%s seconds=%.3f",
-            arrival.request_id,
-            json.dumps(arrival.label),
-            arrival.route.path,
-            visit.model or "-",
-            499 if outcome is Outcome.CLIENT_CANCELLED else visit.status,
-            outcome,
-            now - arrival.received_at,
-        )
+        account = account_of(visit, time.monotonic())
+        visit.journal.close(account.outcome)
+        self._tally.leave(account.route, account.model, account.outcome)
+        self._tally.observe(REQUEST_SECONDS, account.seconds, account.model)
+        if account.gone_at is not None:
+            self._tally.observe(CANCEL_SECONDS, account.ended_at - account.gone_at, account.model)
+        self._reporter.ended(account)
 
     async def _serve(
         self,
@@ -222,6 +207,7 @@ class Guard:
             return
         visit.body = await intake.read_body(receive, self._limits, partial(self._hold, visit))
         visit.body_complete = True
+        self._reporter.received(visit)
         intake.check_depth(visit.body, self._limits.max_body_depth)
 
     def _hold(self, visit: Visit, size: int) -> None:
@@ -272,7 +258,7 @@ def _in_origin_form(scope: Scope) -> Scope:
     return {**scope, "path": "/" + rest.partition("/")[2]}
 
 
-def _open_visit(scope: Scope, match: Match | None) -> Visit:
+def _open_visit(scope: Scope, match: Match | None, tally: Tally) -> Visit:
     route = UNROUTED if match is None else match.route
     headers = Headers(scope=scope)
     label, label_refusal = _read_label(headers)
@@ -287,7 +273,8 @@ def _open_visit(scope: Scope, match: Match | None) -> Visit:
         label_refusal=label_refusal,
         received_at=time.monotonic(),
     )
-    return Visit(arrival, work=route.work and scope["method"] != "OPTIONS")
+    journal = Journal(tally, Times(arrival.received_at))
+    return Visit(arrival, journal, work=route.work and scope["method"] != "OPTIONS")
 
 
 def _read_label(headers: Headers) -> tuple[str, ApiError | None]:

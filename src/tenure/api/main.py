@@ -26,6 +26,7 @@ from tenure.api.context import ApiSettings, AppContext
 from tenure.api.cors import say_whose_pages
 from tenure.api.guard import Guard
 from tenure.api.http_protocol import http_protocol
+from tenure.api.journal import ENGINE_CANCEL_SECONDS, Tally
 from tenure.api.text_model import TextModel, load_text_model
 from tenure.client import EngineClient, Fleet, Served
 from tenure.config import ApiConfig, HttpLimits, TlsConfig, read_config
@@ -79,9 +80,9 @@ async def _serve(
     with anyio.open_signal_receiver(signal.SIGTERM) as signals:
         async with anyio.create_task_group() as group:
             group.start_soon(_watch_lifeline)
-            fleet = _fleet(config, texts)
-            group.start_soon(fleet.run)
             tally = shared.worker(config.worker)
+            fleet = _fleet(config, texts, tally)
+            group.start_soon(fleet.run)
             limits = _within_descriptors(config.limits)
             settings = ApiSettings(
                 version=__version__,
@@ -92,6 +93,7 @@ async def _serve(
                 max_chunked_len=config.max_chunked_len,
                 priorities=config.scheduling_policy == "priority",
                 seed=config.seed,
+                vllm_metrics=config.vllm_metrics,
                 root_path=config.root_path,
             )
             context = AppContext(
@@ -99,7 +101,6 @@ async def _serve(
                 texts=texts,
                 settings=settings,
                 counts=shared.snapshot,
-                observe=tally.observe,
                 epoch=config.epoch,
                 started_at=config.started_at,
                 draining=lambda: guard.snapshot().draining,
@@ -123,7 +124,7 @@ def _text_models(config: ApiConfig) -> dict[str, TextModel]:
     return texts
 
 
-def _fleet(config: ApiConfig, texts: Mapping[str, TextModel]) -> Fleet:
+def _fleet(config: ApiConfig, texts: Mapping[str, TextModel], tally: Tally) -> Fleet:
     served = []
     for model, paths in zip(config.models, config.engine_sockets, strict=True):
         engines = [
@@ -132,6 +133,7 @@ def _fleet(config: ApiConfig, texts: Mapping[str, TextModel]) -> Fleet:
                 worker=config.worker,
                 heartbeat_timeout=config.engine_heartbeat_timeout,
                 step_timeout=config.engine_step_timeout,
+                on_cancelled=partial(tally.observe, ENGINE_CANCEL_SECONDS, model=model.served_names[0]),
             )
             for path in paths
         ]

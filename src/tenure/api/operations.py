@@ -9,8 +9,9 @@ from tenure.api.call import Call
 from tenure.api.context import AppContext
 from tenure.api.docs_page import PAGE
 from tenure.api.errors import engine_unavailable, model_not_found
-from tenure.api.metrics import CONTENT_TYPE, metrics_text
+from tenure.api.metrics import CONTENT_TYPE, Readings, metrics_text, tenure_families
 from tenure.api.text_model import TextModel
+from tenure.api.vllm_metrics import vllm_families
 from tenure.client import Served
 from tenure.wire.messages import EngineLedger
 
@@ -139,7 +140,12 @@ async def ledger(call: Call) -> None:
 async def metrics(call: Call) -> None:
     context = call.context
     engines = await context.fleet.ledgers(LEDGER_TIMEOUT)
-    text = metrics_text(context.counts(), engines, context.settings.version)
+    cards = [served.card for served in context.fleet.models if served.card is not None]
+    readings = Readings(context.settings.version, context.counts(), engines, cards)
+    families = list(tenure_families(readings))
+    if context.settings.vllm_metrics:
+        families += vllm_families(readings)
+    text = metrics_text(families)
     await call.respond(200, text, media_type=CONTENT_TYPE)
 
 

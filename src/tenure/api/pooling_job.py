@@ -79,7 +79,7 @@ async def feed_pooled(
         for index, pooled in answers:
             take(index, _vectors(pooled, job))
 
-    async with engine.open(job.submit(public_id, call.label)) as handle:
+    async with call.generation(engine, job.submit(public_id, call.label)) as handle:
         try:
             while True:
                 outputs = await handle.receive()

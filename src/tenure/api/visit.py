@@ -19,6 +19,7 @@ import anyio
 from starlette.datastructures import Headers
 
 from tenure.api.errors import ApiError
+from tenure.api.journal import Journal
 from tenure.api.routes import Route
 from tenure.outcomes import Outcome
 
@@ -53,15 +54,15 @@ class Arrival:
 class Visit:
     """The guard's record of one request; see the module's text for who may change what."""
 
-    def __init__(self, arrival: Arrival, *, work: bool) -> None:
+    def __init__(self, arrival: Arrival, journal: Journal, *, work: bool) -> None:
         self.arrival = arrival
+        self.journal = journal
         self.work = work
         self.body = b""
         self.body_bytes = 0
         """Of the body, as far as it was read."""
         self.body_complete = False
         self.data_parallel_rank: int | None = None
-        self.model = ""
         self.stage = Stage.OPEN
         self.status = 0
         self.is_event_stream = False
