@@ -227,6 +227,19 @@ def test_an_input_beyond_the_window_is_refused(given):
     assert error["param"] == "input"
 
 
+def test_most_of_a_text_that_is_far_too_long_is_never_tokenised():
+    rig = pooling_rig(max_model_len=10)
+    tokenizer = rig.context.texts["tiny"].tokenizer
+    lengths: list[int] = []
+    whole = tokenizer.encode_plain
+    tokenizer.encode_plain = lambda texts: lengths.extend(map(len, texts)) or whole(texts)
+    reply = rig.post(PATH, {"input": ["a", "x" * 50_000]})
+    error = assert_refused(rig, reply, code="context_length_exceeded")
+    assert "`input[1]` has at least" in error["message"]
+    assert sum(lengths) < 1000
+    assert rig.post(PATH, {"input": "x" * 50_000, "truncate_prompt_tokens": -1}).status_code == 200
+
+
 def test_an_input_may_fill_the_window():
     rig = pooling_rig(max_model_len=10)
     assert rig.post(PATH, {"input": "x" * 8}).status_code == 200

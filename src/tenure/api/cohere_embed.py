@@ -82,14 +82,14 @@ class EmbedReply(msgspec.Struct, frozen=True, kw_only=True):
     response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
 
 
-class FloatsReply(msgspec.Struct, frozen=True, kw_only=True):
-    """To a v1 body that names no types."""
+class EmbedV1Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """To a v1 body: by type where it names types, else a plain list."""
 
     id: str
-    embeddings: list[list[float]]
+    embeddings: list[list[float]] | EmbeddingsByType
     texts: list[str]
     meta: EmbedMeta
-    response_type: Literal["embeddings_floats"] = "embeddings_floats"
+    response_type: Literal["embeddings_floats", "embeddings_by_type"]
 
 
 class EmbeddingType(StrEnum):
@@ -150,7 +150,10 @@ def _plan(
     def write(head: ReplyHead, vectors: Sequence[Vectors], tokens: int) -> bytes:
         meta = EmbedMeta(api_version=ApiVersion(version), billed_units=BilledUnits(input_tokens=tokens))
         if plain:
-            return ENCODER.encode(FloatsReply(id=head.id, embeddings=_floats(vectors), texts=texts, meta=meta))
+            floats = _floats(vectors)
+            return ENCODER.encode(
+                EmbedV1Reply(id=head.id, embeddings=floats, texts=texts, meta=meta, response_type="embeddings_floats")
+            )
         found = EmbeddingsByType(**{kind.field: _written(vectors, kind) for kind in types})
         return ENCODER.encode(EmbedReply(id=head.id, embeddings=found, texts=texts, meta=meta))
 

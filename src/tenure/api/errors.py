@@ -199,7 +199,10 @@ def client_stalled() -> ApiError:
 def from_outcome(
     outcome: Outcome, message: str, *, code: str | None = None, retry_after: float | None = None
 ) -> ApiError:
-    """The error for a request that an engine refused or ended with `outcome`; `code` refines `invalid`."""
+    """The error for a request that an engine refused or ended with `outcome`; `code` refines `invalid`.
+
+    An engine's messages are written for callers: they name the fault and hold nothing of the inside.
+    """
     match outcome:
         case Outcome.INVALID:
             return ApiError(400, code or "invalid_request", message, type="BadRequestError")

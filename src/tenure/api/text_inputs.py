@@ -7,12 +7,17 @@ Pure, and as slow as the texts are long: call `api.threads` where they may be.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tenure.api.errors import context_length_exceeded, invalid_request
+from tenure.api.errors import ApiError, context_length_exceeded, invalid_request
 from tenure.api.prompts import TextOrIds, Truncation
 from tenure.api.ranges import check_ids
 from tenure.api.text_model import TextModel
 from tenure.api.window import Window
 from tenure.text.frame import Frame
+
+_SAMPLE_CHARACTERS = 16
+"""Of a text, for each token that it may have: more than most texts need, so that most of the overlong are found."""
+_SAMPLE_SLACK = 16
+"""How many tokens a sample may have at its end that the whole text has not."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +77,12 @@ def tokenise_inputs(inputs: Sequence[TextOrIds], rules: TextRules, param: str) -
     """
     frame = rules.model.tokenizer.frame if rules.add_special_tokens else Frame()
     texts = [rules.prompt + given for given in inputs if isinstance(given, str)]
+    if rules.truncation is None:
+        _refuse_hopeless(inputs, rules, param)
     encoded = iter(rules.model.tokenizer.encode_plain(texts) if texts else ())
     framed = []
     for position, given in enumerate(inputs):
-        name = param if len(inputs) == 1 else f"{param}[{position}]"
+        name = _name(param, position, inputs)
         if isinstance(given, str):
             whole = Framed(frame, next(encoded))
         else:
@@ -101,6 +108,26 @@ def truncate(framed: Framed, truncation: Truncation) -> Framed:
     return Framed(framed.frame, own[:room] if truncation.side == "right" else own[len(own) - room :])
 
 
+def _refuse_hopeless(inputs: Sequence[TextOrIds], rules: TextRules, param: str) -> None:
+    """Refuse the first text whose start alone is too long, before time is spent on the rest of it."""
+    size = rules.longest * _SAMPLE_CHARACTERS
+    for position, given in enumerate(inputs):
+        if isinstance(given, str) and len(given) > size:
+            (start,) = rules.model.tokenizer.encode_plain([given[:size]])
+            least = len(start) - _SAMPLE_SLACK
+            if least > rules.longest:
+                raise _too_long(_name(param, position, inputs), f"at least {least}", rules.longest, param)
+
+
+def _name(param: str, position: int, inputs: Sequence[TextOrIds]) -> str:
+    return param if len(inputs) == 1 else f"{param}[{position}]"
+
+
+def _too_long(name: str, tokens: str, longest: int, param: str) -> ApiError:
+    message = f"`{name}` has {tokens} tokens, but at most {longest} are read of one input."
+    return context_length_exceeded(f"{message} Please reduce the length of the input prompt.", param)
+
+
 def _of_ids(ids: list[int], frame: Frame) -> Framed:
     """Token ids as they are; special tokens at their ends are known for such."""
     inside = frame.inside(ids)
@@ -111,5 +138,4 @@ def _check(framed: Framed, rules: TextRules, name: str, param: str) -> None:
     if framed.size == 0:
         raise invalid_request(f"`{name}` has no tokens.", param)
     if framed.size > rules.longest:
-        message = f"`{name}` has {framed.size} tokens, but at most {rules.longest} are read of one input."
-        raise context_length_exceeded(f"{message} Please reduce the length of the input prompt.", param)
+        raise _too_long(name, str(framed.size), rules.longest, param)
