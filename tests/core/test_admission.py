@@ -119,3 +119,56 @@ def test_any_order_of_asking_and_releasing_ends_at_zero(steps: list[tuple[int, i
     for permit in permits:
         gate.release(permit)
     assert held(gate) == (0, 0, 0)
+
+
+def test_what_is_read_and_not_continued_may_fill_the_window(gate: Gate) -> None:
+    text = [1] * LIMITS.capacity
+    assert refuse(gate, [text]).code == "context_length_exceeded"
+    assert isinstance(gate.ask([text], 1, pooled=True), Permit)
+    assert isinstance(Gate(LIMITS).ask([[1] * (LIMITS.capacity + 1)], 1, pooled=True), Refusal)
+
+
+def full_gate(items: int, tokens: int) -> Gate:
+    """One that has just been filled."""
+    gate = Gate(GateLimits(items=items, tokens=tokens, capacity=1000, vocabulary_size=10))
+    gate.ask([[1] * (tokens // items)] * items, 1)
+    return gate
+
+
+def retry_after(gate: Gate, prompts: list[list[int]], now: float) -> float:
+    answer = gate.ask(prompts, 1, now=now)
+    assert isinstance(answer, Refusal)
+    assert (answer.outcome, answer.code) == (Outcome.QUEUE_FULL, "queue_full")
+    assert answer.retry_after is not None
+    return answer.retry_after
+
+
+def test_retry_after_follows_the_rate_at_which_work_is_done() -> None:
+    """A hundred tokens a second for a while: 300 that are missing take about 3 s; at half the speed twice as long."""
+    waits = []
+    for pause in (1.0, 2.0):
+        gate, now = Gate(GateLimits(items=1000, tokens=1000, capacity=1000, vocabulary_size=10)), 0.0
+        for _ in range(100):
+            permit = gate.ask([[1] * 100], 1, now=now)
+            assert isinstance(permit, Permit)
+            now += pause
+            gate.release(permit, now)
+        gate.ask([[1] * 900], 1, now=now)
+        waits.append(retry_after(gate, [[1] * 400], now))
+    assert waits[0] == pytest.approx(3.0, rel=0.1)
+    assert waits[1] == pytest.approx(6.0, rel=0.15)
+
+
+def test_retry_after_is_bounded_both_ways() -> None:
+    assert retry_after(full_gate(10, 100), [[1]], now=5.0) == 60.0, "nothing was ever done"
+    quick = Gate(GateLimits(items=2, tokens=1000, capacity=1000, vocabulary_size=10))
+    for _ in range(1000):
+        permit = quick.ask([[1]], 1, now=1.0)
+        assert isinstance(permit, Permit)
+        quick.release(permit, 1.0)
+    quick.ask([[1], [1]], 1, now=1.0)
+    assert retry_after(quick, [[1]], now=1.0) == 1.0
+
+
+def test_a_refusal_that_waiting_does_not_help_says_nothing_of_waiting(gate: Gate) -> None:
+    assert refuse(gate, [[1]] * 5).retry_after is None

@@ -1,6 +1,7 @@
 """One of each message, with every field set to something that is not its default."""
 
 from tenure.outcomes import FinishReason, Outcome
+from tenure.pooling import Pooled, PoolingParams, PoolingTask
 from tenure.sampling import RepetitionDetection, SamplingParams, TokenLogprobs
 from tenure.wire import messages as wire
 
@@ -39,7 +40,9 @@ CARD = wire.ModelCard(
     tasks=("generate", "embed"),
     load_seconds=1.5,
 )
-OUTPUT = wire.ItemOutput(9, 1, [5, 6], [LOGPROBS, LOGPROBS], FinishReason.LENGTH, 3, [None, LOGPROBS], 8)
+OUTPUT = wire.ItemOutput(
+    9, 1, [5, 6], [LOGPROBS, LOGPROBS], FinishReason.LENGTH, 3, [None, LOGPROBS], 8, Pooled(2, b"12345678")
+)
 LEDGER = wire.EngineLedger(
     model="tiny",
     index=1,
@@ -70,9 +73,17 @@ TO_ENGINE: tuple[wire.ToEngine, ...] = (
         label="mine",
         priority=-5,
         cache_salt="salt",
+        pooling=PoolingParams(task=PoolingTask.TOKEN_EMBED, activation=False, dimensions=7),
+        segments=[2, 0],
+        begin_within=1.5,
+        end_within=2.5,
+        owner="somebody",
     ),
     wire.Cancel(request=2**63, outcome=Outcome.CLIENT_CANCELLED),
     wire.FinishItem(request=2**64 - 1, index=3),
+    wire.Stall(request=2**63),
+    wire.Resume(request=7),
+    wire.CancelByName(sequence=8, ids=["cmpl-1"], labels=["mine"], owner="somebody"),
     wire.AskLedger(sequence=-(2**63)),
 )
 FROM_ENGINE: tuple[wire.FromEngine, ...] = (
@@ -83,6 +94,7 @@ FROM_ENGINE: tuple[wire.FromEngine, ...] = (
     wire.StepOutput(step=12, outputs=[OUTPUT, wire.ItemOutput(9, 0, [])]),
     wire.Ended(request=9, outcome=Outcome.ENGINE_ERROR, message="broken", queue_seconds=0.25),
     wire.Heartbeat(step=12, step_age=0.75, outstanding_tokens=99),
+    wire.CancelledByName(sequence=8, requests=[wire.CancelledRequest("cmpl-1", Outcome.ABORTED, 0.25)]),
     wire.LedgerReply(sequence=5, ledger=LEDGER),
 )
 SMALLEST: tuple[wire.ToEngine | wire.FromEngine, ...] = (
@@ -92,5 +104,6 @@ SMALLEST: tuple[wire.ToEngine | wire.FromEngine, ...] = (
     wire.StepOutput(step=1, outputs=[wire.ItemOutput(1, 0, [])]),
     wire.Ended(request=1, outcome=Outcome.OK),
     wire.Heartbeat(step=0),
+    wire.CancelByName(sequence=1, ids=[]),
 )
 """With every default left alone."""

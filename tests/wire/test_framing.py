@@ -77,13 +77,13 @@ def newer(value: Any) -> Any:
 
 @pytest.mark.parametrize("message", [*TO_ENGINE, *FROM_ENGINE], ids=lambda message: type(message).__name__)
 def test_fields_of_a_newer_peer_are_ignored(message: msgspec.Struct) -> None:
-    fields = newer(msgspec.to_builtins(message))
+    fields = newer(msgspec.to_builtins(message, builtin_types=(bytes,)))
     assert arrivals([frame(msgspec.msgpack.encode(fields))])[0] == [message]
 
 
 def test_elements_of_a_newer_peer_are_ignored() -> None:
     """In the objects that travel as arrays."""
-    output = [*msgspec.to_builtins(OUTPUT), "newer"]
+    output = [*msgspec.to_builtins(OUTPUT, builtin_types=(bytes,)), "newer"]
     output[3] = [[*logprobs, "newer"] for logprobs in output[3]]
     fields = {"type": "StepOutput", "step": 1, "outputs": [output]}
     assert arrivals([frame(msgspec.msgpack.encode(fields))])[0] == [wire.StepOutput(step=1, outputs=[OUTPUT])]
@@ -115,7 +115,7 @@ def test_all_that_one_read_brought_comes_at_once() -> None:
     chunks = [encoded(*FROM_ENGINE[:5]) + half[:10], half[10:] + encoded(*FROM_ENGINE[5:])]
     found, calls, _ = arrivals(chunks, wire.FromEngine)
     assert found == [*FROM_ENGINE[:5], FROM_ENGINE[0], *FROM_ENGINE[5:]]
-    assert calls == [5, 4]
+    assert calls == [5, len(FROM_ENGINE) - 4]
 
 
 def test_a_peer_that_leaves_within_a_frame() -> None:

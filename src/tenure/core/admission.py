@@ -6,6 +6,7 @@ release raises. Limits are exact because the gate is the only one that counts, a
 The engine's I/O thread is the only thread that touches this object.
 """
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -30,6 +31,8 @@ class Refusal(msgspec.Struct, frozen=True):
     outcome: Outcome
     code: str
     message: str
+    retry_after: float | None = None
+    """Seconds after which there should be room; None when waiting would not help."""
 
 
 class GateSnapshot(msgspec.Struct, frozen=True, gc=False):
@@ -54,8 +57,39 @@ class Permit:
         return f"<Permit {self.number}: {self.items} items, {self.tokens} tokens>"
 
 
+_MEMORY = 10.0
+"""Seconds over which the rate of service is averaged."""
+_LEAST_WAIT, _LONGEST_WAIT = 1.0, 60.0
+
+
+class ServiceRate:
+    """How much has been given back lately, from which follows when there will be room."""
+
+    def __init__(self) -> None:
+        self._items = 0.0
+        self._tokens = 0.0
+        self._at = 0.0
+
+    def note(self, permit: Permit, now: float) -> None:
+        """The permit was given back."""
+        fading = math.exp(-max(0.0, now - self._at) / _MEMORY)
+        self._items = self._items * fading + permit.items
+        self._tokens = self._tokens * fading + permit.tokens
+        self._at = max(self._at, now)
+
+    def wait(self, items: int, tokens: int, now: float) -> float:
+        """Seconds until so much should have been given back, from 1 to 60."""
+        fading = math.exp(-max(0.0, now - self._at) / _MEMORY)
+        waits = [
+            math.inf if given <= 0 else missing * _MEMORY / (given * fading)
+            for missing, given in ((items, self._items), (tokens, self._tokens))
+            if missing > 0
+        ]
+        return min(max([_LEAST_WAIT, *waits]), _LONGEST_WAIT)
+
+
 class Gate:
-    """Counts permits; see the module's docstring."""
+    """Counts permits; see the module's docstring. `now` is in seconds, on any clock that does not go back."""
 
     def __init__(self, limits: GateLimits) -> None:
         self.limits = limits
@@ -63,11 +97,14 @@ class Gate:
         self._items = 0
         self._tokens = 0
         self._asked = 0
+        self._rate = ServiceRate()
 
     def __repr__(self) -> str:
         return repr(self.snapshot())
 
-    def ask(self, prompts: Sequence[Sequence[int]], n: int, *, pooled: bool = False) -> Permit | Refusal:
+    def ask(
+        self, prompts: Sequence[Sequence[int]], n: int, *, pooled: bool = False, now: float = 0.0
+    ) -> Permit | Refusal:
         """Admit a request of `n` choices for each of `prompts`, or say why not. Nothing is held after a refusal.
 
         Prompts leave room for one more token, unless they are `pooled`: read and not continued.
@@ -77,7 +114,7 @@ class Gate:
         refusal = (
             self._unfit(prompts, n, self.limits.capacity - (not pooled))
             or self._too_large(permit)
-            or self._full(permit)
+            or self._full(permit, now)
         )
         if refusal:
             return refusal
@@ -86,13 +123,14 @@ class Gate:
         self._tokens += permit.tokens
         return permit
 
-    def release(self, permit: Permit) -> None:
+    def release(self, permit: Permit, now: float = 0.0) -> None:
         """The request ended and holds nothing; raises when the permit is not held."""
         if self._permits.get(permit.number) is not permit:
             raise LedgerError(f"{permit} is not held")
         del self._permits[permit.number]
         self._items -= permit.items
         self._tokens -= permit.tokens
+        self._rate.note(permit, now)
 
     def snapshot(self) -> GateSnapshot:
         return GateSnapshot(len(self._permits), self._items, self.limits.items, self._tokens, self.limits.tokens)
@@ -130,7 +168,10 @@ class Gate:
                 return Refusal(Outcome.INVALID, "invalid_request", message)
         return None
 
-    def _full(self, permit: Permit) -> Refusal | None:
-        if self._items + permit.items <= self.limits.items and self._tokens + permit.tokens <= self.limits.tokens:
+    def _full(self, permit: Permit, now: float) -> Refusal | None:
+        items = self._items + permit.items - self.limits.items
+        tokens = self._tokens + permit.tokens - self.limits.tokens
+        if items <= 0 and tokens <= 0:
             return None
-        return Refusal(Outcome.QUEUE_FULL, "queue_full", "too many requests are waiting; try again later")
+        wait = self._rate.wait(items, tokens, now)
+        return Refusal(Outcome.QUEUE_FULL, "queue_full", "too many requests are waiting; try again later", wait)

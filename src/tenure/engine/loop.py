@@ -54,11 +54,19 @@ class Finish(NamedTuple):
     item: int
 
 
+class Stall(NamedTuple):
+    number: int
+
+
+class Resume(NamedTuple):
+    number: int
+
+
 class Stop(NamedTuple):
     """The last order."""
 
 
-Order = Add | Cancel | Finish | Stop
+Order = Add | Cancel | Finish | Stall | Resume | Stop
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True, gc=False):
@@ -125,6 +133,7 @@ class EngineLoop:
         self._publish()
         idle = True
         while self._receive(wait=idle):
+            self._expire()
             plan = self._scheduler.plan(self._budget())
             idle = plan is None
             if plan is not None:
@@ -154,18 +163,33 @@ class EngineLoop:
             except queue.Empty:
                 self._audit()
                 self._publish()
-        return self._orders.get()
+        return self._orders.get(timeout=self._patience())
 
-    def _obey(self, order: Add | Cancel | Finish) -> list[Request]:
+    def _patience(self) -> float | None:
+        """How long to wait for an order: until somebody's time is up."""
+        deadline = self._scheduler.next_deadline
+        return None if deadline is None else max(0.0, deadline - self._clock())
+
+    def _expire(self) -> None:
+        """Drop the requests whose time is up before they get another step."""
+        deadline = self._scheduler.next_deadline
+        if deadline is not None and (now := self._clock()) >= deadline:
+            self._tell([], self._scheduler.expire(now))
+
+    def _obey(self, order: Add | Cancel | Finish | Stall | Resume) -> list[Request]:
         match order:
             case Add(request):
                 self._scheduler.add(request)
                 self._figures.admit(request)
-                return []
             case Cancel(number, outcome):
                 return self._scheduler.cancel(number, outcome)
             case Finish(number, item):
                 return self._scheduler.finish_item(number, item)
+            case Stall(number):
+                self._scheduler.stall(number)
+            case Resume(number):
+                self._scheduler.resume(number)
+        return []
 
     def _step(self, plan: StepPlan) -> None:
         if self._governor is not None:

@@ -32,7 +32,7 @@ logger = logging.getLogger("tenure.engine")
 
 _SWITCH_INTERVAL = 0.001
 """Seconds after which a thread that computes lets the other one have the interpreter."""
-_ORDERS_PER_ITEM = 4
+_ORDERS_PER_ITEM = 8
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they are the supervisor's to answer; it closes the life line
     config = read_config(EngineConfig, sys.stdin.fileno())
-    configure_logging(config.title)
+    configure_logging(config.title, config.log_format)
     sys.setswitchinterval(_SWITCH_INTERVAL)
     torch.set_num_threads(config.threads or cores())
     io_thread = IOThread(

@@ -6,6 +6,7 @@ Runs in the engine's I/O thread, on its event loop, and is never blocked by a st
 - `_open`: the admitted requests by the engine's own number; a connection has its own by the numbers it gave them.
 - `_connections`: a connection is the holder of its requests; when it is lost they are cancelled, and their permits come
   back like all others, when the loop reports that they hold nothing.
+- `_register`: what the requests are called, for those who end them by name.
 
 A connection is served once it has said that it speaks our version of the protocol. What cannot be matched, or comes a
 second time, is counted and otherwise ignored, so that a request never means more than a few orders to the loop.
@@ -29,7 +30,8 @@ from tenure.core.ledger import LedgerError
 from tenure.core.report import Output
 from tenure.core.request import Request
 from tenure.engine.ledger_report import engine_ledger
-from tenure.engine.loop import Add, Cancel, EngineSnapshot, Finish, Order, Progress
+from tenure.engine.loop import Add, Cancel, EngineSnapshot, Finish, Order, Progress, Resume, Stall
+from tenure.engine.register import Name, Register
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
 from tenure.wire.framing import Channel, FrameTooLarge, PeerGone
@@ -53,7 +55,7 @@ def unheard(step: int, age: float | None) -> None:
 class _Open:
     """An admitted request: its permit, where its outputs go, and what the loop has been told about its end."""
 
-    __slots__ = ("cancelled", "connection", "fault", "finished", "number", "permit", "wire_number")
+    __slots__ = ("cancelled", "connection", "fault", "finished", "number", "permit", "stalled", "wire_number")
 
     def __init__(self, number: int, permit: Permit, connection: "_Connection", wire_number: int) -> None:
         self.number = number
@@ -61,6 +63,7 @@ class _Open:
         self.connection = connection
         self.wire_number = wire_number
         self.cancelled = False
+        self.stalled = False
         self.fault = ""  # why the request fails, whatever the loop makes of it
         self.finished: set[int] = set()
 
@@ -93,6 +96,7 @@ class Switchboard:
         self._snapshot: EngineSnapshot | None = None
         self._open: dict[int, _Open] = {}
         self._connections: dict[int, _Connection] = {}
+        self._register = Register()
         self._numbers = count(1)
         self._unmatched = 0
 
@@ -136,10 +140,11 @@ class Switchboard:
 
     def _end(self, request: Request) -> None:
         assert self._gate is not None
-        entry = self._open.pop(request.number)
-        self._gate.release(entry.permit)
+        entry, now = self._open.pop(request.number), time.monotonic()
+        self._gate.release(entry.permit, now)
         entry.connection.requests.pop(entry.wire_number)
         outcome = Outcome.ENGINE_ERROR if entry.fault else request.outcome or Outcome.OK
+        self._register.leave(entry.number, outcome, now)
         ended = wire.Ended(
             request=entry.wire_number,
             outcome=outcome,
@@ -147,6 +152,7 @@ class Switchboard:
             queue_seconds=request.queue_seconds,
         )
         self._send(self._connections.get(entry.connection.number), ended)
+        self._answer()
 
     # connections
 
@@ -179,6 +185,7 @@ class Switchboard:
 
     def _lose(self, connection: _Connection) -> None:
         del self._connections[connection.number]
+        self._register.forget_asker(connection.number)
         for entry in connection.requests.values():
             if not entry.cancelled:
                 self._cancel(entry, Outcome.WORKER_LOST)
@@ -193,6 +200,12 @@ class Switchboard:
                 self._cancel(connection.requests.get(number), outcome)
             case wire.FinishItem(request=number, index=index):
                 self._finish(connection.requests.get(number), index)
+            case wire.Stall(request=number):
+                self._pace(connection.requests.get(number), stalled=True)
+            case wire.Resume(request=number):
+                self._pace(connection.requests.get(number), stalled=False)
+            case wire.CancelByName():
+                self._cancel_by_name(connection, message)
             case wire.AskLedger(sequence=sequence):
                 self._report(connection, sequence)
 
@@ -215,6 +228,7 @@ class Switchboard:
             return
         number = next(self._numbers)
         self._open[number] = connection.requests[submit.request] = _Open(number, answer, connection, submit.request)
+        self._register.enter(number, Name(submit.public_id, submit.label, submit.owner))
         self._send(connection, wire.Admitted(request=submit.request))
         self._order(Add(_request(number, submit)))
 
@@ -223,7 +237,8 @@ class Switchboard:
             return Refusal(Outcome.UNAVAILABLE, "engine_unavailable", _OTHER_VERSION)
         if self._gate is None:
             return Refusal(Outcome.UNAVAILABLE, "engine_unavailable", "the model is being loaded; try again shortly")
-        return self._gate.ask(submit.prompts, submit.n, pooled=submit.pooling is not None)
+        pooled = submit.pooling is not None
+        return self._gate.ask(submit.prompts, submit.n, pooled=pooled, now=time.monotonic())
 
     def _cancel(self, entry: _Open | None, outcome: Outcome) -> None:
         if entry is None or entry.cancelled:
@@ -238,6 +253,25 @@ class Switchboard:
             return
         entry.finished.add(index)
         self._order(Finish(entry.number, index))
+
+    def _pace(self, entry: _Open | None, *, stalled: bool) -> None:
+        if entry is None or entry.cancelled or entry.stalled is stalled:
+            self._unmatched += 1
+            return
+        entry.stalled = stalled
+        self._order((Stall if stalled else Resume)(entry.number))
+
+    def _cancel_by_name(self, connection: _Connection, message: wire.CancelByName) -> None:
+        for number in self._register.ask(connection.number, message, time.monotonic()):
+            if not self._open[number].cancelled:
+                self._cancel(self._open[number], Outcome.ABORTED)
+        self._answer()
+
+    def _answer(self) -> None:
+        """Answer those whose requests have all ended."""
+        for question, requests in self._register.answers():
+            answer = wire.CancelledByName(sequence=question.sequence, requests=list(requests))
+            self._send(self._connections.get(question.asker), answer)
 
     def _report(self, connection: _Connection, sequence: int) -> None:
         if self._card is None or self._gate is None or self._snapshot is None:
@@ -254,7 +288,8 @@ class Switchboard:
 
     def _order(self, order: Order) -> None:
         assert self._orders is not None
-        # Cannot be full: the gate bounds the requests; each means an `Add`, a `Cancel` at most, a `Finish` an item.
+        # Cannot be full: the gate bounds the requests; each means an `Add`, a `Cancel` at most, a `Finish` an item, and
+        # a few `Stall`s and `Resume`s between two steps.
         self._orders.put_nowait(order)
 
     def _send(self, connection: _Connection | None, message: wire.FromEngine) -> None:
@@ -278,6 +313,7 @@ class Switchboard:
 
 
 def _request(number: int, submit: wire.Submit) -> Request:
+    now = time.monotonic()
     return Request(
         number,
         submit.prompts,
@@ -289,18 +325,19 @@ def _request(number: int, submit: wire.Submit) -> Request:
         segments=submit.segments,
         public_id=submit.public_id,
         label=submit.label,
-        arrived_at=time.monotonic(),
+        arrived_at=now,
+        begin_by=None if submit.begin_within is None else now + submit.begin_within,
+        end_by=None if submit.end_within is None else now + submit.end_within,
     )
 
 
 def _refused(number: int, refusal: Refusal) -> wire.Refused:
-    patience = None if refusal.outcome is Outcome.INVALID else 1.0
     return wire.Refused(
         request=number,
         outcome=refusal.outcome,
         code=refusal.code,
         message=refusal.message,
-        retry_after=patience,
+        retry_after=1.0 if refusal.outcome is Outcome.UNAVAILABLE else refusal.retry_after,
     )
 
 

@@ -49,6 +49,12 @@ class Submit(Message, frozen=True):
     """The prompts are read and not continued; `sampling.max_tokens` is 0 and `n` is 1."""
     segments: list[int] = []
     """Per prompt, how many of its first tokens are the first text of a pair; empty when no prompt is a pair."""
+    begin_within: float | None = None
+    """Seconds from its arrival at the engine within which one of its items must have run; None waits for ever."""
+    end_within: float | None = None
+    """Seconds within which it must be over."""
+    owner: str = ""
+    """Whose request it is: what stands for the caller's API key. Only the same owner can end it by its label."""
 
 
 class Cancel(Message, frozen=True):
@@ -65,13 +71,35 @@ class FinishItem(Message, frozen=True):
     index: int
 
 
+class Stall(Message, frozen=True):
+    """Nobody reads what the request puts out: no more steps for it until `Resume`."""
+
+    request: int
+
+
+class Resume(Message, frozen=True):
+    request: int
+
+
+class CancelByName(Message, frozen=True):
+    """End every live request of any API process with one of these public ids, or with one of these labels and `owner`.
+
+    Answered by `CancelledByName` with the same `sequence`, once nothing is held of any of them.
+    """
+
+    sequence: int
+    ids: list[str]
+    labels: list[str] = []
+    owner: str = ""
+
+
 class AskLedger(Message, frozen=True):
     """Answered by `LedgerReply` with the same `sequence`."""
 
     sequence: int
 
 
-ToEngine = Hello | Submit | Cancel | FinishItem | AskLedger
+ToEngine = Hello | Submit | Cancel | FinishItem | Stall | Resume | CancelByName | AskLedger
 
 
 # Engine -> API process
@@ -268,9 +296,25 @@ class EngineLedger(msgspec.Struct, frozen=True, kw_only=True):
     figures: EngineFigures = EngineFigures()
 
 
+class CancelledRequest(msgspec.Struct, frozen=True, gc=False):
+    """How a request that was to be ended has ended, now or before."""
+
+    id: str
+    outcome: Outcome
+    seconds: float
+    """From the order to end it until all was free; 0 when it had ended of itself."""
+
+
+class CancelledByName(Message, frozen=True):
+    """Those of the ids that the engine knows, and the requests that had one of the labels."""
+
+    sequence: int
+    requests: list[CancelledRequest]
+
+
 class LedgerReply(Message, frozen=True):
     sequence: int
     ledger: EngineLedger
 
 
-FromEngine = Ready | Unready | Admitted | Refused | StepOutput | Ended | Heartbeat | LedgerReply
+FromEngine = Ready | Unready | Admitted | Refused | StepOutput | Ended | CancelledByName | Heartbeat | LedgerReply
