@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,8 @@ class Servers:
     def __init__(self) -> None:
         self.running: list[ServerProcess] = []
 
-    def start(self, stack: ExitStack, *arguments: str, ready: bool = True) -> ServerProcess:
-        server = stack.enter_context(closing(ServerProcess(*arguments)))
+    def start(self, stack: ExitStack, *arguments: str, ready: bool = True, **more: Any) -> ServerProcess:
+        server = stack.enter_context(closing(ServerProcess(*arguments, **more)))
         if ready:
             server.wait_ready()
         self.running.append(server)

@@ -1,14 +1,16 @@
 """`tenure serve` as a process of its own, and what a test may ask of it from outside."""
 
+import os
 import queue
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from itertools import takewhile
@@ -43,10 +45,25 @@ class Work:
 class ServerProcess:
     """A running server. `stop` (or `kill`) ends it; whatever the way, no process of it may be left."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`headers` and `tls` are what its clients here use, `environment` is on top of ours."""
+        self._headers = dict(headers or {})
+        self._tls = tls
         command = [sys.executable, "-m", "tenure", "serve", *arguments, "--port", "0"]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env={**os.environ, **(environment or {})},
         )
         self.sources = {name: source or name for name, _, source in (a.partition("=") for a in _models(arguments))}
         """Of each model by its name, in the order of the command line."""
@@ -73,11 +90,11 @@ class ServerProcess:
             except queue.Empty:
                 raise AssertionError(f"not ready in {READY_WITHIN} s: {self.log_text()}") from None
             assert line is not None, f"the server ended before it was ready: {self.log_text()}"
-            if found := re.search(r"ready at (http://\S+)", line):
+            if found := re.search(r"ready at (https?://\S+)", line):
                 break
         if not self.address:
             self.address = found[1]
-            self._http = httpx.Client(base_url=self.address, timeout=60, trust_env=False)
+            self._http = self.new_client()
         self._note_relatives()
 
     # processes
@@ -225,6 +242,11 @@ class ServerProcess:
 
     # HTTP
 
+    def new_client(self, **more: Any) -> httpx.Client:
+        verify = True if self._tls is None else self._tls
+        given = {"timeout": 60, "headers": self._headers, "verify": verify, **more}
+        return httpx.Client(base_url=self.address, trust_env=False, **given)
+
     @property
     def http(self) -> httpx.Client:
         assert self._http is not None
@@ -234,8 +256,11 @@ class ServerProcess:
     def connect(self) -> Iterator[Wire]:
         """A raw connection."""
         url = httpx.URL(self.address)
-        with socket.create_connection((url.host, url.port or 80), timeout=60) as sock, Wire(sock) as wire:
-            yield wire
+        with socket.create_connection((url.host, url.port or 80), timeout=60) as sock:
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_hostname=url.host)
+            with sock, Wire(sock) as wire:
+                yield wire
 
     def complete(self, prompt: Any, max_tokens: int, model: str = "script", **more: Any) -> dict[str, Any]:
         """A whole completion at temperature 0."""

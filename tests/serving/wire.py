@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Callable
 from types import TracebackType
@@ -94,6 +95,13 @@ class Wire:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close()
 
+    def notify(self) -> None:
+        """TLS's own goodbye, while the connection below stays open."""
+        assert isinstance(self._socket, ssl.SSLSocket)
+        self._socket.settimeout(5)
+        with contextlib.suppress(OSError):  # what was still on its way to us, or the server's end
+            self._socket.unwrap()
+
     def half_close(self) -> None:
         """FIN, while the client would still read."""
         self._socket.shutdown(socket.SHUT_WR)
@@ -107,12 +115,19 @@ LEAVING: dict[str, Callable[[Wire], None]] = {
 
 
 def post(
-    path: str, body: dict[str, Any], label: str = "", declared: int | None = None, rank: int | None = None
+    path: str,
+    body: dict[str, Any],
+    label: str = "",
+    declared: int | None = None,
+    rank: int | None = None,
+    key: str = "",
 ) -> bytes:
     """The bytes of a POST. `declared` is the length that the head tells, if another than the body's."""
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(data) if declared is None else declared}\r\n"
+    if key:
+        head += f"authorization: Bearer {key}\r\n"
     if label:
         head += f"x-request-id: {label}\r\n"
     if rank is not None:
