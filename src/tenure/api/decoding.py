@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import msgspec
 
-from tenure.api.errors import malformed_request
+from tenure.api.errors import MAX_ECHO_CHARACTERS, malformed_request
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ def decode_body(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
         found = _PATH.search(text)
         problem = text[: found.start()] if found else text
         path = found["path"] if found else ""
-        where = f" at `{path}`" if path else ""
+        where = f" at `{path[:MAX_ECHO_CHARACTERS]}`" if path else ""
         raise malformed_request(f"The request body is invalid{where}: {_plain(problem)}.", _field(path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         detail = "incomplete, or with a lone surrogate" if "truncated" in str(error) else _plain(str(error))
@@ -34,8 +34,10 @@ def decode_body(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
 
 
 def _field(path: str) -> str | None:
-    return path or None
+    return path[:MAX_ECHO_CHARACTERS] or None
 
 
 def _plain(problem: str) -> str:
-    return problem.replace("`", "").removesuffix(".")
+    """What is wrong, without the decoder's marks; a value that it repeats is cut."""
+    text = problem.replace("`", "").removesuffix(".")
+    return text if len(text) <= MAX_ECHO_CHARACTERS else text[: MAX_ECHO_CHARACTERS - 1] + "…"

@@ -109,7 +109,7 @@ def _text_of(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
-        raise CallerError(f"{where}: this model takes text only, not a part of type {kind!r}")
+        raise CallerError(f"{where}: this model takes text only, not a part of type {str(kind)[:40]!r}")
     text = part.get(key)
     if not isinstance(text, str):
         raise CallerError(f"{where}.{key} must be a string")
