@@ -27,7 +27,7 @@ help:
 serve: $(VENV)/.serve
 	@$(BIN)/tenure serve $(MODELS) --port $(PORT) $(ARGS)
 
-test: $(VENV)/.develop
+test: $(VENV)/.clients
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/.develop
@@ -40,7 +40,7 @@ format: $(VENV)/.develop
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-soak: $(VENV)/.develop
+soak: $(VENV)/.clients
 	@$(BIN)/python -m pytest --hypothesis-profile=soak $(ARGS)
 
 clean:
@@ -67,4 +67,9 @@ $(VENV)/.serve: $(VENV)/.torch pyproject.toml constraints.txt setup.py src/tenur
 $(VENV)/.develop: $(VENV)/.serve pyproject.toml constraints.txt
 	@echo "==> installing the tools for tests and checks"
 	@$(PIP) install -q -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(VENV)/.clients: $(VENV)/.develop
+	@echo "==> installing the clients that the tests use"
+	@$(PIP) install -q -c constraints.txt -e ".[clients]"
 	@touch $@
