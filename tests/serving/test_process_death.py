@@ -145,6 +145,75 @@ def test_the_engine_is_frozen(start: Start, script: str) -> None:
 
 
 @pytest.mark.timeout(240)
+def test_a_frozen_engine_is_killed_in_the_end(start: Start, script: str) -> None:
+    """Later than its requests have ended; another one takes its place."""
+    server = start(script, "--engine-heartbeat-timeout", "1.5", "--engine-step-timeout", "4")
+    with ExitStack() as stack:
+        [stream] = _open_streams(server, stack, 1)
+        engine = server.engine_pid
+        os.kill(engine, signal.SIGSTOP)
+        _check_ends_in_one_error(stream.events())
+        assert server.engine_pid == engine
+        assert not server.log_lines("is killed")
+        until(lambda: bool(server.log_lines("the engine of script is killed: it has given no sign of life for 4 s")))
+    until(lambda: _ready(server), server.log_text, tries=2400)
+    assert server.engine_pid != engine
+    assert server.text("again", 100) == recited("again", 100)
+    server.wait_at_rest()
+
+
+@pytest.mark.timeout(240)
+def test_a_frozen_engine_that_nobody_kills_is_for_others_to_see(start: Start, script: str) -> None:
+    """The server lives, until it cannot help itself; it does again when the engine wakes up."""
+    server = start(script, "--engine-heartbeat-timeout", "1.5", "--engine-step-timeout", "0")
+    engine = server.engine_pid
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        for path in ("/health", "/ping"):
+            until(lambda path=path: server.http.get(path).status_code == 503)  # type: ignore[misc]
+        assert server.http.get("/ready").status_code == 503
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    until(lambda: _ready(server), server.log_text)
+    assert server.http.get("/health").status_code == 200
+    assert server.text("again", 100) == recited("again", 100)
+
+
+@pytest.mark.timeout(240)
+def test_a_step_that_does_not_end_is_a_death(start: Start) -> None:
+    """Though the engine's I/O thread lives: its requests end, and the engine is started again (F45)."""
+    flags = ("--engine-step-timeout", "1.5", "--step-time", "0", "--max-num-batched-tokens", "16384")
+    server = start("smollm2", *flags, "--kv-cache-memory", "1")
+    engine = server.engine_pid
+    prompts = [f"{herd}: " + "".join(f"{number} cows. " for number in range(400)) for herd in range(6)]
+    reply = server.http.post(COMPLETIONS, json={"model": "smollm2", "prompt": prompts, "max_tokens": 2})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert server.log_lines("the engine of smollm2 is killed: a step has not ended after 1.5 s")
+    until(lambda: _ready(server), server.log_text, tries=2400)
+    assert server.engine_pid != engine
+    assert server.complete("A cow", 2, "smollm2", ignore_eos=True)["usage"]["completion_tokens"] == 2
+    assert server.outcomes() == {"unavailable": 1, "ok": 1}
+
+
+@pytest.mark.timeout(240)
+def test_three_deaths_end_the_server(start: Start, script: str) -> None:
+    server = start(script)
+    killed: list[int] = []
+
+    def kill_the_next() -> bool:
+        engine = server.engine_pid if server.alive else 0
+        if engine and engine not in killed:
+            killed.append(engine)
+            os.kill(engine, signal.SIGKILL)
+        return len(killed) == 3
+
+    until(kill_the_next)
+    assert server.wait(60) == 1
+    assert len(server.log_lines("the engine of script died (signal SIGKILL)", "it is started again")) == 2
+    assert server.log_lines("tenure: the engine of script died (signal SIGKILL); the server ends")
+
+
+@pytest.mark.timeout(240)
 def test_a_long_step_is_no_death(start: Start) -> None:
     """An engine whose loop is busy for longer than the heartbeat's limit lives (F45)."""
     server = start(

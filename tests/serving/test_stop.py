@@ -1,7 +1,9 @@
 """A stop is an ordered end: an answer for everyone, a time limit, exit code 0 (F47)."""
 
 import json
+import os
 import signal
+import time
 from contextlib import ExitStack
 
 import httpx
@@ -45,8 +47,9 @@ def test_open_streams_are_finished(start: Start, script: str, number: signal.Sig
 
 
 @pytest.mark.timeout(240)
-def test_what_does_not_finish_in_time_is_ended(start: Start, script: str) -> None:
-    server = start(script, "--max-num-seqs", "2", "--shutdown-timeout", "0.5")
+@pytest.mark.parametrize("seconds", ["0", "0.5"])
+def test_what_does_not_finish_in_time_is_ended(start: Start, script: str, seconds: str) -> None:
+    server = start(script, "--max-num-seqs", "2", "--shutdown-timeout", seconds)
     with ExitStack() as stack:
         running, queued = stack.enter_context(server.connect()), stack.enter_context(server.connect())
         running.send(post(COMPLETIONS, request(COMPLETIONS, "runs", 30_000, stream=True, n=2)))
@@ -64,16 +67,24 @@ def test_what_does_not_finish_in_time_is_ended(start: Start, script: str) -> Non
 
 
 @pytest.mark.timeout(240)
-def test_a_second_signal_ends_at_once(start: Start, script: str) -> None:
-    server = start(script, "--shutdown-timeout", "600")
+@pytest.mark.parametrize("asleep", [False, True], ids=["", "with a frozen API process"])
+def test_a_second_signal_ends_at_once(start: Start, script: str, asleep: bool) -> None:
+    """And in quiet: it is what the user wants."""
+    server = start(script, "--shutdown-timeout", "600", "--api-server-count", "2", "--data-parallel-size", "2")
     with server.connect() as wire:
         wire.send(post(COMPLETIONS, request(COMPLETIONS, "endless", 30_000, n=8)))
-        until(lambda: server.engine()["items"]["running"] == 8)
+        until(lambda: sum(engine["items"]["running"] for engine in server.ledger()["engines"]) == 8)
+        if asleep:
+            os.kill(server.worker_of(wire), signal.SIGSTOP)
         server.send_signal(signal.SIGTERM)
         until(lambda: bool(server.log_lines("tenure: stopping")))
+        began = time.monotonic()
         server.send_signal(signal.SIGTERM)
         assert server.wait(20) == 1
-    assert server.log_lines("ended at once by a second signal")
+        assert time.monotonic() - began < 3
+    [words] = server.log_lines("tenure: ended at once by a second signal")
+    assert words.endswith("open requests that were cut off: 1")
+    assert not [line for line in server.log() if "ERROR" in line or "WARNING" in line]
     with pytest.raises(httpx.ConnectError):
         httpx.get(server.address + "/health", trust_env=False)
 

@@ -297,12 +297,13 @@ class EngineClient:
 async def _receive(channel: Channel[wire.FromEngine], limit: float) -> list[wire.FromEngine]:
     """What arrives within `limit` seconds; raises TimeoutError.
 
-    A second, short look comes after the first: this process may have been stopped itself, with the engine's signs of
+    The end of that time is a second, short look: this process may have been stopped itself, with the engine's signs of
     life waiting unread.
     """
-    with anyio.move_on_after(limit):
+    second_look = min(_SECOND_LOOK, limit / 2)
+    with anyio.move_on_after(limit - second_look):
         return await channel.receive()
-    with anyio.fail_after(_SECOND_LOOK):
+    with anyio.fail_after(second_look):
         return await channel.receive()
 
 
