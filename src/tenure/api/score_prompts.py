@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tenure.api.errors import context_length_exceeded, invalid_request
 from tenure.api.prompts import Truncation
-from tenure.api.text_inputs import TextRules, tokenise_inputs
+from tenure.api.text_inputs import TextRules, encode_texts, tokenise_inputs
 from tenure.api.text_model import ScorePrompt, TextModel
 from tenure.models.profile import ModelProfile
 from tenure.text.pairs import cut, share_room
@@ -84,7 +84,7 @@ def pair_prompts(queries: Sequence[str], documents: Sequence[str], rules: PairRu
             "tokens of a pair."
         )
         raise invalid_request(message, "truncate_prompt_tokens")
-    encoded = tokenizer.encode_plain([*queries, *documents])
+    encoded = encode_texts(tokenizer, [*queries, *documents])
     firsts, seconds = encoded[: len(queries)], encoded[len(queries) :]
     prompts = Prompts([], [])
     for position, second in enumerate(seconds):
@@ -102,7 +102,7 @@ def written_prompts(queries: Sequence[str], documents: Sequence[str], rules: Pai
     documents = _cut_texts(documents, rules.per_document, rules)
     paired = [queries[position if len(queries) > 1 else 0] for position in range(len(documents))]
     texts = [write(query, document, rules.instruction) for query, document in zip(paired, documents, strict=True)]
-    prompts = Prompts(rules.model.tokenizer.encode_plain(texts), [])
+    prompts = Prompts(encode_texts(rules.model.tokenizer, texts), [])
     for position, (query, document) in enumerate(zip(paired, documents, strict=True)):
         ids = prompts.ids[position]
         if len(ids) > rules.room and (rules.truncation is not None or rules.per_document):
@@ -139,7 +139,7 @@ def _cut_texts(texts: Sequence[str], limit: int, rules: PairRules) -> Sequence[s
     if not limit:
         return texts
     tokenizer = rules.model.tokenizer
-    encoded = tokenizer.encode_plain(texts)
+    encoded = encode_texts(tokenizer, texts)
     return [
         text if len(ids) <= limit else tokenizer.decode(cut(ids, limit, rules.side), skip_special_tokens=False)
         for text, ids in zip(texts, encoded, strict=True)

@@ -11,9 +11,13 @@ from tenure.api.errors import ApiError, context_length_exceeded, invalid_request
 from tenure.api.prompts import TextOrIds, Truncation
 from tenure.api.ranges import check_ids
 from tenure.api.text_model import TextModel
+from tenure.api.threads import stop_if_cancelled
 from tenure.api.window import Window
 from tenure.text.frame import Frame
+from tenure.text.tokenizer import Tokenizer
 
+_CHARACTERS_AT_A_TIME = 32768
+"""Of the texts that are tokenised between two looks at whether somebody still waits for them."""
 _SAMPLE_CHARACTERS = 16
 """Of a text, for each token that it may have: more than most texts need, so that most of the overlong are found."""
 _SAMPLE_SLACK = 16
@@ -79,7 +83,7 @@ def tokenise_inputs(inputs: Sequence[TextOrIds], rules: TextRules, param: str) -
     texts = [rules.prompt + given for given in inputs if isinstance(given, str)]
     if rules.truncation is None:
         _refuse_hopeless(inputs, rules, param)
-    encoded = iter(rules.model.tokenizer.encode_plain(texts) if texts else ())
+    encoded = iter(encode_texts(rules.model.tokenizer, texts))
     framed = []
     for position, given in enumerate(inputs):
         name = _name(param, position, inputs)
@@ -91,6 +95,19 @@ def tokenise_inputs(inputs: Sequence[TextOrIds], rules: TextRules, param: str) -
         _check(cut, rules, name, param)
         framed.append(cut)
     return framed
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of each text without special ones. In a worker thread it ends early when the request is cancelled."""
+    found: list[list[int]] = []
+    start = size = 0
+    for position, text in enumerate(texts, 1):
+        size += len(text)
+        if size >= _CHARACTERS_AT_A_TIME or position == len(texts):
+            stop_if_cancelled()
+            found += tokenizer.encode_plain(texts[start:position])
+            start, size = position, 0
+    return found
 
 
 def truncate(framed: Framed, truncation: Truncation) -> Framed:
