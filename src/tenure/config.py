@@ -53,6 +53,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     threads: int = 0
     """0: one for each core."""
+    log_format: str = "text"
 
     @property
     def title(self) -> str:
@@ -113,6 +114,19 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Silence in a stream after which a comment line is sent; 0 is off."""
 
 
+class ReportConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server tells of itself."""
+
+    log_format: str = "text"
+    """`text` or `json`."""
+    log_bodies: int = 0
+    """How many characters of a request's body are logged; 0 is none at all."""
+    vllm_metrics: bool = False
+    """Whether figures are exported under vLLM's names too."""
+    traces_endpoint: str = ""
+    """Where spans go, by OTLP over HTTP; empty for nowhere."""
+
+
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What an API process needs."""
 
@@ -147,9 +161,12 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Most tokens of such an input."""
     scheduling_policy: str = "fcfs"
     """`fcfs`: the priorities of requests have no effect; `priority`: they have."""
+    queue_timeout: float = 0.0
+    """In which a request must begin to be computed; 0 is for ever."""
+    request_timeout: float = 0.0
+    """In which a request must be over; 0 is for ever."""
     engine_heartbeat_timeout: float = 5.0
-    vllm_metrics: bool = False
-    """Whether figures are exported under vLLM's names too."""
+    report: ReportConfig = ReportConfig()
     engine_step_timeout: float = 120.0
     """After which an engine that does not go on is taken for dead, and killed by the supervisor; 0 is never."""
 

@@ -11,6 +11,7 @@ import pytest
 from tenure import __version__
 from tenure.cli.edge import EdgeOptions
 from tenure.cli.main import app
+from tenure.cli.observe import ObserveOptions
 from tenure.cli.serve import ServeOptions, announce, serve_config
 from tenure.config import ApiConfig, EngineConfig, ServeConfig, cores
 from tenure.errors import CallerError, ResourceError
@@ -127,6 +128,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "max_prompts": (("--max-prompts", "5"), 5),
     "scheduling_policy": (("--scheduling-policy", "priority"), "priority"),
     "edge": (("--max-json-depth", "9"), EdgeOptions(max_json_depth=9)),
+    "observe": (("--vllm-metrics",), ObserveOptions(vllm_metrics=True)),
     "api_server_count": (("--api-server-count", "3"), 3),
     "data_parallel_size": (("--data-parallel-size", "2"), 2),
     "shutdown_timeout": (("--shutdown-timeout", "1"), 1.0),

@@ -27,6 +27,7 @@ from tenure.api.guard import Guard
 from tenure.api.journal import Tally
 from tenure.api.limits import HttpLimits
 from tenure.api.openapi import Describe, build_document
+from tenure.api.reporting import Reporter
 from tenure.api.response_types import ChatChunk, ChatCompletion, Completion, CompletionChunk
 from tenure.api.routes import Route, RouteTable
 from tenure.api.score_routes import META_PATH, rerank, score
@@ -47,19 +48,19 @@ def route_table() -> RouteTable:
     """Every route that there is."""
     return RouteTable(
         (
-            Route("/v1/chat/completions", ("POST",), chat_completions, work=True, body=True),
-            Route("/v1/completions", ("POST",), completions, work=True, body=True),
-            Route("/v1/embeddings", ("POST",), pooling_routes.embeddings, work=True, body=True),
-            Route("/v1/embed", ("POST",), pooling_routes.embed_v1, work=True, body=True),
-            Route("/v2/embed", ("POST",), pooling_routes.embed_v2, work=True, body=True),
-            Route("/pooling", ("POST",), pooling_routes.pooling, work=True, body=True),
-            Route("/classify", ("POST",), pooling_routes.classify, work=True, body=True),
+            Route("/v1/chat/completions", ("POST",), chat_completions, "chatcmpl-", work=True, body=True),
+            Route("/v1/completions", ("POST",), completions, "cmpl-", work=True, body=True),
+            Route("/v1/embeddings", ("POST",), pooling_routes.embeddings, "embd-", work=True, body=True),
+            Route("/v1/embed", ("POST",), pooling_routes.embed_v1, "embd-", work=True, body=True),
+            Route("/v2/embed", ("POST",), pooling_routes.embed_v2, "embd-", work=True, body=True),
+            Route("/pooling", ("POST",), pooling_routes.pooling, "pool-", work=True, body=True),
+            Route("/classify", ("POST",), pooling_routes.classify, "classify-", work=True, body=True),
             Route("/tokenize", ("POST",), tokenize, body=True),
             Route("/detokenize", ("POST",), detokenize, body=True),
-            Route("/score", ("POST",), score, work=True, body=True),
-            Route("/v1/score", ("POST",), score, work=True, body=True),
+            Route("/score", ("POST",), score, "score-", work=True, body=True),
+            Route("/v1/score", ("POST",), score, "score-", work=True, body=True),
             *(
-                Route(path, ("POST",), rerank, work=True, body=True, dialect=Dialect.RERANK)
+                Route(path, ("POST",), rerank, "score-", work=True, body=True, dialect=Dialect.RERANK)
                 for path in ("/rerank", "/v1/rerank", META_PATH)
             ),
             Route("/v1/models", ("GET",), operations.list_models),
@@ -117,11 +118,12 @@ def build_app(
     limits: HttpLimits,
     keys: KeyRing = KeyRing(),  # noqa: B008 -- frozen
     cors: CorsConfig = CorsConfig(),  # noqa: B008
+    reporter: Reporter = Reporter(),  # noqa: B008
 ) -> Guard:
     """Return the ASGI application: the guard around the dispatcher."""
     routes = route_table()
     inner = answer_preflights(build_inner(context, routes, limits), cors)
-    return Guard(inner, routes, tally, limits, keys, context.settings.root_path)
+    return Guard(inner, routes, tally, limits, keys, context.settings.root_path, reporter)
 
 
 def build_inner(context: AppContext, routes: RouteTable, limits: HttpLimits) -> ASGIApp:

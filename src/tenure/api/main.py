@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,9 +27,10 @@ from tenure.api.cors import say_whose_pages
 from tenure.api.guard import Guard
 from tenure.api.http_protocol import http_protocol
 from tenure.api.journal import ENGINE_CANCEL_SECONDS, Tally
+from tenure.api.reporting import Reporter
 from tenure.api.text_model import TextModel, load_text_model
 from tenure.client import EngineClient, Fleet, Served
-from tenure.config import ApiConfig, HttpLimits, TlsConfig, read_config
+from tenure.config import ApiConfig, HttpLimits, ReportConfig, TlsConfig, read_config
 from tenure.errors import TenureError
 from tenure.models.config import read_sampling_defaults
 from tenure.models.profile import read_profile
@@ -63,19 +64,36 @@ def main() -> None:
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to answer
     config = read_config(ApiConfig, sys.stdin.fileno())
-    configure_logging(config.title)
+    configure_logging(config.title, config.report.log_format)
     try:
         texts = _text_models(config)
     except TenureError as error:
         write_report(report, Failed(message=str(error)))
         sys.exit(1)
     shared = SharedCounters.attach(counters, counter_schema(config.model_names, config.workers))
-    serve = partial(_serve, config, texts, socket.socket(fileno=listener), shared, report)
-    anyio.run(serve, backend_options={"use_uvloop": True})
+    with _reporting(config.report) as reporter:
+        serve = partial(_serve, config, texts, socket.socket(fileno=listener), shared, report, reporter)
+        anyio.run(serve, backend_options={"use_uvloop": True})
+
+
+@contextmanager
+def _reporting(config: ReportConfig) -> Iterator[Reporter]:
+    if not config.traces_endpoint:
+        yield Reporter(log_bodies=config.log_bodies)
+        return
+    from tenure.api.tracing import open_tracer  # noqa: PLC0415 -- an extra, which others need not have
+
+    with closing(open_tracer(config.traces_endpoint, __version__)) as tracer:
+        yield Reporter(log_bodies=config.log_bodies, tracer=tracer)
 
 
 async def _serve(
-    config: ApiConfig, texts: dict[str, TextModel], listener: socket.socket, shared: SharedCounters, report: int
+    config: ApiConfig,
+    texts: dict[str, TextModel],
+    listener: socket.socket,
+    shared: SharedCounters,
+    report: int,
+    reporter: Reporter,
 ) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM) as signals:
         async with anyio.create_task_group() as group:
@@ -93,7 +111,7 @@ async def _serve(
                 max_chunked_len=config.max_chunked_len,
                 priorities=config.scheduling_policy == "priority",
                 seed=config.seed,
-                vllm_metrics=config.vllm_metrics,
+                vllm_metrics=config.report.vllm_metrics,
                 root_path=config.root_path,
             )
             context = AppContext(
@@ -105,7 +123,7 @@ async def _serve(
                 started_at=config.started_at,
                 draining=lambda: guard.snapshot().draining,
             )
-            guard = build_app(context, tally, limits, config.api_keys, config.cors)
+            guard = build_app(context, tally, limits, config.api_keys, config.cors, reporter)
             server = _Server(_uvicorn_config(say_whose_pages(guard, config.cors), limits, config.tls))
             group.start_soon(_drain_on_signal, signals, guard, server, config.shutdown_timeout)
             group.start_soon(_report_ready, fleet, report)

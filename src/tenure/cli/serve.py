@@ -13,6 +13,7 @@ from cyclopts import Parameter, validators
 from tenure.cli import edge
 from tenure.cli.edge import EdgeOptions
 from tenure.cli.flags import MOST, real, whole
+from tenure.cli.observe import ObserveOptions, report_config
 from tenure.config import ApiConfig, EngineConfig, ModelChoice, ServeConfig, cores
 from tenure.errors import CallerError, ResourceError
 from tenure.source import ALIASES, installed_aliases, resolve_source
@@ -76,6 +77,7 @@ class ServeOptions:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Order of waiting requests: as they came, whatever `priority` they ask for, or by priority, lower first."""
     edge: Annotated[EdgeOptions, Parameter(name="*")] = field(default_factory=EdgeOptions)
+    observe: Annotated[ObserveOptions, Parameter(name="*")] = field(default_factory=ObserveOptions)
     api_server_count: Processes = 1
     """Processes that serve HTTP, all on the one port."""
     data_parallel_size: Processes = 1
@@ -99,7 +101,7 @@ def run_server(models: Sequence[str], options: ServeOptions) -> int:
     from tenure.server.supervisor import Supervisor  # noqa: PLC0415
 
     started = time.monotonic()
-    configure_logging("supervisor")
+    configure_logging("supervisor", options.observe.log_format)
     config = serve_config(models, options)
     print(f"tenure: starting {', '.join(config.api.model_names)}", flush=True)
     return anyio.run(Supervisor(config, partial(announce, started, config.api.workers)).run)
@@ -131,6 +133,7 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
             block_size=options.block_size,
             kv_cache_memory=options.kv_cache_memory,
             prefix_caching=options.enable_prefix_caching,
+            log_format=options.observe.log_format,
         )
         for choice in choices
         for index in range(replicas)
@@ -144,6 +147,7 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
         cors=edge.cors(options.edge),
         tls=edge.tls(options.edge),
         root_path=edge.root_path(options.edge),
+        report=report_config(options.observe),
         generation_config=options.generation_config,
         seed=options.seed,
         max_n=options.max_n,

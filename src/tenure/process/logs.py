@@ -1,17 +1,55 @@
-"""How every process logs: one line an event, on standard error."""
+"""How every process logs: one line an event, on standard error, as text or as JSON.
+
+A record may carry `fields`, a mapping: they are keys of their own in JSON, and stand in the message of a text.
+"""
 
 import logging
 import sys
+from typing import Any
+
+import msgspec
 
 from tenure.config import environment_log_level
 
+_LIBRARIES = ("uvicorn", "opentelemetry")
 
-def configure_logging(process: str) -> None:
+
+def configure_logging(process: str, log_format: str = "text") -> None:
     """Send the logs of this process to standard error under its name."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s [{process}] %(message)s"))
-    for name, level in (("tenure", environment_log_level()), ("uvicorn", "WARNING")):
+    handler.setFormatter(JsonFormatter(process) if log_format == "json" else _text_formatter(process))
+    for name, level in (("tenure", environment_log_level()), *((name, "WARNING") for name in _LIBRARIES)):
         root = logging.getLogger(name)
         root.handlers = [handler]
         root.setLevel(level)
         root.propagate = False
+
+
+def _text_formatter(process: str) -> logging.Formatter:
+    return logging.Formatter(f"%(asctime)s %(levelname)s [{process}] %(message)s")
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time (RFC 3339), level, process, logger, message, what the record's `fields` say, and the
+    traceback of an exception."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}{self._zone(record)}",
+            "level": record.levelname,
+            "process": self._process,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+    def _zone(self, record: logging.LogRecord) -> str:
+        zone = self.formatTime(record, "%z")
+        return f"{zone[:3]}:{zone[3:]}"
