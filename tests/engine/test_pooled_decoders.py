@@ -113,6 +113,12 @@ def test_embeddings_of_texts_that_come_in_chunks(saved: tuple[ResolvedSource, An
     assert_close(Reader(source, None, tokens=17).read(TEXTS, EMBED), reference_embeddings(reference, TEXTS))
 
 
+def test_a_text_may_fill_the_window(saved: tuple[ResolvedSource, Any]) -> None:
+    source, reference = saved
+    text = random_tokens(512, seed=2)
+    assert_close(Reader(source, None, tokens=100).read([text], EMBED), reference_embeddings(reference, [text]))
+
+
 def test_embeddings_with_a_cached_beginning(saved: tuple[ResolvedSource, Any]) -> None:
     source, reference = saved
     reader = Reader(source, None)
