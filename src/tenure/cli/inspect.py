@@ -5,6 +5,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tenure.cli.check import Ledger
 from tenure.cli.http import decode, fetch
 from tenure.errors import ResourceError
 from tenure.source import ALIASES, installed_aliases
@@ -18,20 +19,6 @@ class _Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[_Model]
-
-
-class _Http(msgspec.Struct):
-    open: int
-    arrivals: int
-    outcomes: dict[str, int]
-
-
-class _Ledger(msgspec.Struct):
-    conserved: bool
-    epoch: str
-    uptime_s: float
-    http: _Http
-    engines: list[EngineLedger]
 
 
 def print_models(url: str, api_key: str) -> int:
@@ -57,7 +44,7 @@ def print_models(url: str, api_key: str) -> int:
 def print_ledger(url: str, api_key: str, *, as_json: bool) -> int:
     """Print the ledger; returns 0 if it is conserved, else 1."""
     content = fetch(url, api_key, "/ledger")
-    ledger = decode(url, content, _Ledger)
+    ledger = decode(url, content, Ledger)
     console = Console()
     if as_json:
         console.print_json(content.decode())
@@ -66,7 +53,7 @@ def print_ledger(url: str, api_key: str, *, as_json: bool) -> int:
     return 0 if ledger.conserved else 1
 
 
-def _print_tables(console: Console, ledger: _Ledger) -> None:
+def _print_tables(console: Console, ledger: Ledger) -> None:
     verdict = "[green]conserved[/green]" if ledger.conserved else "[red]NOT conserved[/red]"
     console.print(f"{verdict}, up for {ledger.uptime_s:.0f} s")
     outcomes = ", ".join(f"{count} {name}" for name, count in ledger.http.outcomes.items()) or "none ended"

@@ -73,16 +73,24 @@ def models(*, url: Url = _URL, api_key: ApiKey = "") -> int:
 
 
 @app.command
-def ledger(*, url: Url = _URL, api_key: ApiKey = "", output: Literal["table", "json"] = "table") -> int:
+def ledger(
+    *, url: Url = _URL, api_key: ApiKey = "", output: Literal["table", "json"] = "table", check: bool = False
+) -> int:
     """Print who holds what on a running server; exit code 1 if its ledger does not add up.
 
     Parameters
     ----------
     output
         As readable tables, or as the JSON that the server sent.
+    check
+        Print no ledger but whether it is as it must be: everything adds up, and without an open request nothing is
+        held. Exit code 1 if not.
     """
+    from tenure.cli.check import check_ledger  # noqa: PLC0415
     from tenure.cli.inspect import print_ledger  # noqa: PLC0415
 
+    if check:
+        return check_ledger(url, api_key)
     return print_ledger(url, api_key, as_json=output == "json")
 
 
