@@ -27,7 +27,7 @@ CHOICE = ModelChoice(name="m", served_names=("m", "ž"), kind=SourceKind.GGUF, p
     "config",
     [
         EngineConfig(model=CHOICE, index=2, max_model_len=9, step_time=0.0, kv_cache_memory=0.5),
-        ApiConfig(models=(CHOICE,), engine_sockets=("/a",), api_keys=KeyRing(("k",)), seed=-(2**63)),
+        ApiConfig(models=(CHOICE,), engine_sockets=(("/a", "/b"),), workers=2, api_keys=KeyRing(("k",)), seed=-(2**63)),
     ],
     ids=["engine", "api"],
 )

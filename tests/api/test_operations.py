@@ -93,6 +93,17 @@ def test_health_is_200_and_empty_also_while_the_model_loads(rig, method, path):
     assert (reply.status_code, reply.content) == (200, b"")
 
 
+@pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")])
+def test_health_is_503_when_the_server_cannot_recover_by_itself(rig, method, path):
+    """The engine is lost, and nobody will start it again."""
+    rig.engine.vitals.fall_silent()
+    reply = rig.request(method, path)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert "tiny" in reply.json()["error"]["message"]
+    rig.engine.vitals.hear()
+    assert rig.request(method, path).status_code == 200
+
+
 def test_ready_follows_the_engines(rig):
     assert rig.request("GET", "/ready").status_code == 200
     rig.engine.card = None

@@ -314,3 +314,25 @@ def test_killing_does_not_wait(programs: Programs) -> None:
 
     with nothing_left():
         run(scenario)
+
+
+def test_a_supervisor_that_stood_still_kills_nobody(programs: Programs) -> None:
+    """What its child said meanwhile is yet to be read."""
+    beats = "import time\nwhile True:\n    report('Alive', step=1)\n    time.sleep(0.05)"
+    spec = programs.spec(f"{LOADED}\nmark('started')\nexec({beats!r})\n")
+    lives = Lives()
+
+    async def scenario() -> None:
+        watch = Watch(Keeper(spec, restart=True, patience=0.3, after_death=lives))
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch.run)
+            await programs.wait_marks(1)
+            for _ in range(3):
+                time.sleep(0.6)  # noqa: ASYNC251 -- the whole process stands still: that is what is tested
+                await anyio.sleep(0.1)
+            assert lives.count == 0
+            watch.keeper.kill()
+        assert programs.marks == ["started"]
+
+    with nothing_left():
+        run(scenario)
