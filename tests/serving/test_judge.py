@@ -1,10 +1,11 @@
-"""One decoder served twice on one port: it chats, and it judges whether documents fit a query."""
+"""One decoder served three times on one port: it chats, judges whether documents fit a query, and embeds."""
 
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import httpx
+import numpy as np
 import pytest
 
 from tenure.models.answer_tokens import answer_ids
@@ -20,8 +21,9 @@ DOCUMENTS = ["Paris is the capital of France.", "The sea cucumber has no brain."
 @pytest.fixture(scope="module")
 def judged(servers: Servers) -> Iterator[ServerProcess]:
     with ExitStack() as stack:
-        arguments = ("--task", "judge=score", "--max-num-seqs", "8", "--kv-cache-memory", "0.5")
-        yield servers.start(stack, "chat=smollm2", "judge=smollm2", *arguments)
+        models = ("chat=smollm2", "judge=smollm2", "vectors=smollm2")
+        arguments = ("--task", "judge=score", "vectors=embed", "--max-num-seqs", "8", "--kv-cache-memory", "0.3")
+        yield servers.start(stack, *models, *arguments)
 
 
 def answered(reply: httpx.Response) -> dict:  # type: ignore[type-arg]
@@ -58,6 +60,16 @@ def test_a_score_is_what_the_same_model_would_answer(judged: ServerProcess) -> N
     (best,) = listed["top_logprobs"]
     assert raw == pytest.approx(best["yes"] - best["no"], abs=1e-3)
     assert entry["score"] == pytest.approx(1 / (1 + math.exp(-raw)), abs=1e-5)
+
+
+def test_embeddings_and_cosines(judged: ServerProcess) -> None:
+    body = {"model": "vectors", "input": [QUERY, *DOCUMENTS], "encoding_format": "float"}
+    embedded = answered(judged.http.post("/v1/embeddings", json=body))
+    vectors = np.array([entry["embedding"] for entry in embedded["data"]])
+    assert vectors.shape == (4, 576)
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-5)
+    scored = answered(judged.http.post("/score", json={"model": "vectors", "queries": QUERY, "documents": DOCUMENTS}))
+    assert [entry["score"] for entry in scored["data"]] == pytest.approx(vectors[1:] @ vectors[0], abs=1e-5)
 
 
 def test_each_says_what_it_cannot_do(judged: ServerProcess) -> None:
