@@ -20,7 +20,7 @@ from tenure.api.pooling_fields import PoolingFields, Shared, check_shared
 from tenure.api.pooling_job import Vectors
 from tenure.api.pooling_plans import PoolingPlan, pooled_plan
 from tenure.api.prompts import Truncation
-from tenure.api.ranges import INT64_MAX, Range, check_number
+from tenure.api.ranges import RANGES, check_number
 from tenure.api.reply import ReplyHead
 from tenure.api.selection import Chosen
 from tenure.api.text_inputs import TextRules, text_window, tokenise_inputs
@@ -206,7 +206,7 @@ def _length(request: EmbedRequest, shared: Shared, window: int, longest: int) ->
         raise invalid_request(f"`truncate` must be END, START or NONE, not {echo(truncate)}.", "truncate")
     limit = window
     if request.max_tokens is not None:
-        wanted = check_number("max_tokens", request.max_tokens, Range(1, INT64_MAX, whole=True, clamped=True))
+        wanted = check_number("max_tokens", request.max_tokens, RANGES["max_tokens"])
         limit = min(window, int(wanted))
     if shared.truncation is not None:
         return shared.truncation, longest

@@ -10,7 +10,7 @@ from tenure.api.embedding_types import EncodedFields, InputFields
 from tenure.api.errors import echo, invalid_request
 from tenure.api.pooling_fields import Shared
 from tenure.api.prompts import split_prompts
-from tenure.api.ranges import INT64_MAX, Range, check_number
+from tenure.api.ranges import RANGES, check_number
 from tenure.api.response_types import Usage
 from tenure.api.selection import Chosen
 from tenure.api.text_inputs import Framed, TextRules, text_window, tokenise_inputs
@@ -39,7 +39,7 @@ def check_dimensions(value: float | None, profile: ModelProfile, name: str = "di
     """Return the size to which embeddings are cut, None for the model's own: that one is served by every model."""
     if value is None:
         return None
-    wanted = int(check_number(name, value, Range(1, INT64_MAX, whole=True)))
+    wanted = int(check_number(name, value, RANGES[name]))
     size = profile.embedding_size
     if wanted == size:
         return None

@@ -64,6 +64,8 @@ RANGES: Mapping[str, Range] = {
     "logprobs": _whole(-1),
     "stream_interval": _whole(1),
     "priority": _whole(INT64_MIN),
+    "dimensions": _whole(1),
+    "output_dimension": _whole(1),
     "thinking_token_budget": _whole(-1),
     "top_n": _whole(1, clamped=True),
     "max_tokens_per_doc": _whole(0, clamped=True),
