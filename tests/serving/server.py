@@ -42,6 +42,30 @@ class Work:
         return Work(*(getattr(self, field.name) - getattr(other, field.name) for field in fields(self)))
 
 
+class Figures:
+    """What `/metrics` said at one time."""
+
+    def __init__(self, text: str) -> None:
+        self._samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def sum(self, name: str, **labels: str) -> float:
+        """Of all samples of this name with these labels; 0 when there is none."""
+        return sum(s.value for s in self._samples if s.name == name and labels.items() <= s.labels.items())
+
+    def unrest(self) -> list[str]:
+        """What differs from a server at rest."""
+        gauges = ("tenure_open_requests", "tenure_items", "tenure_permits_held")
+        wrong = [f"{name} {self.sum(name)}" for name in gauges if self.sum(name)]
+        wrong += [
+            f"{name} {state} {held}"
+            for name in ("tenure_kv_blocks", "tenure_slots")
+            for state in ("leased", "quarantined")
+            if (held := self.sum(name, state=state))
+        ]
+        arrived, ended = self.sum("tenure_requests_arrived_total"), self.sum("tenure_requests_total")
+        return wrong if arrived == ended else [*wrong, f"{arrived} arrived, {ended} ended"]
+
+
 class ServerProcess:
     """A running server. `stop` (or `kill`) ends it; whatever the way, no process of it may be left."""
 
@@ -299,6 +323,15 @@ class ServerProcess:
                     totals["steps"] = int(sample.value)
         return Work(**totals)
 
+    def figures(self) -> Figures:
+        return Figures(self.http.get("/metrics").text)
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """Exit code and output of a `tenure` command about this server."""
+        command = [sys.executable, "-m", "tenure", *arguments, "--url", self.address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout + done.stderr
+
     # rest
 
     def wait_at_rest(self) -> dict[str, Any]:
@@ -312,6 +345,7 @@ class ServerProcess:
 
         until(at_rest, lambda: f"not at rest: {unrest(found)}; holders {[e['holders'] for e in found['engines']]}")
         assert self.load() == 0
+        assert self.figures().unrest() == []
         return found
 
 
@@ -330,7 +364,7 @@ def unrest(ledger: dict[str, Any]) -> list[str]:
         if slots["free"] != slots["total"]:
             wrong.append(f"slots {slots}")
         wrong += [f"{kind} permits {permit}" for kind, permit in permits.items() if permit["held"]]
-        if any(engine["items"].values()) or engine["holders"]:
+        if any(engine["items"].values()) or engine["holders"] or engine["figures"]["queued_requests"]:
             wrong.append(f"items {engine['items']}")
     return wrong
 
