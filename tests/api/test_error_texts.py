@@ -1,6 +1,5 @@
 """What an error tells: enough to find the mistake, never a long echo, a place on the server's disk or its insides."""
 
-import json
 from typing import Any
 
 import pytest
@@ -61,14 +60,7 @@ def test_long_values_are_cut(path: str) -> None:
     rig = Rig()
     for name, value in LONG_VALUES:
         body = {key: entry for key, entry in BASES[path].items() if key != name}
-        written = (
-            str(value) if value == HUGE else json.dumps(value) if HUGE not in _flat(value) else "[1" + "0" * 4000 + "]"
-        )
-        check(rig.post(path, f'{json.dumps(body)[:-1]}{", " if body else ""}"{name}": {written}}}'.encode()))
-
-
-def _flat(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+        check(rig.post(path, {**body, name: value}))
 
 
 def test_long_addresses_methods_and_headers_are_cut() -> None:
@@ -98,12 +90,8 @@ def test_every_route_takes_any_bytes_as_a_body() -> None:
             check(reply)
             assert reply.status_code in (400, 404)
         if route.body:
-            for headers in (
-                {},
-                {"content-type": ""},
-                {"content-type": "text/plain"},
-                {"content-type": "application/jsonx"},
-            ):
+            for media_type in (None, "", "text/plain", "application/jsonx"):
+                headers = {} if media_type is None else {"content-type": media_type}
                 reply = rig.request("POST", route.path.replace("{id}", "x"), content=b"{}", headers=headers)
                 assert reply.status_code == 415
                 check(reply)
