@@ -11,7 +11,7 @@ from tenure.api.ranges import INT64_MAX, INT64_MIN, RANGES, Range
 from tenure.api.routes import Route
 
 _WORK_ERRORS = (400, 401, 404, 405, 408, 413, 415, 429, 431, 500, 503)
-_PLAIN_ERRORS = (400, 401, 404, 405, 408, 431, 500)
+_PLAIN_ERRORS = (400, 401, 404, 405, 408, 429, 431, 500)
 _RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}
 _STATUS_TEXTS: Mapping[int, str] = {
     400: "The request is malformed or breaks a rule.",
@@ -21,7 +21,7 @@ _STATUS_TEXTS: Mapping[int, str] = {
     408: "Headers or body took too long.",
     413: "The body is too large.",
     415: "The media type is not application/json.",
-    429: "The queue is full.",
+    429: "The queue is full, or there are too many connections or bodies.",
     431: "The headers are too large.",
     500: "This request failed in the server.",
     503: "The engine is loading, draining or lost.",
