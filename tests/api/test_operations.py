@@ -216,6 +216,13 @@ def test_every_reference_in_the_document_leads_somewhere(rig):
     assert "x-replace" not in text
 
 
+def test_the_document_tells_how_rerank_routes_err(rig):
+    document = rig.request("GET", "/openapi.json").json()
+    for path, fields in (("/score", {"error"}), ("/v2/rerank", {"error", "detail", "message"})):
+        refused = document["paths"][path]["post"]["responses"]["400"]["content"]["application/json"]["schema"]
+        assert set(document["components"]["schemas"][refused["$ref"].rpartition("/")[2]]["required"]) == fields
+
+
 def test_the_document_tells_the_ranges(rig):
     schemas = rig.request("GET", "/openapi.json").json()["components"]["schemas"]
     fields = schemas["ChatRequest"]["properties"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tenure.api.errors import Dialect
 from tenure.api.ranges import INT64_MAX, INT64_MIN, RANGES, Range
 from tenure.api.routes import Route
 
@@ -41,6 +42,16 @@ class ErrorEnvelope(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorDetail
 
 
+class RerankErrorEnvelope(ErrorEnvelope, frozen=True, kw_only=True):
+    """Errors of the rerank routes have it twice more, for clients that read one of these."""
+
+    detail: str
+    message: str
+
+
+_ENVELOPES: Mapping[Dialect, type] = {Dialect.PLAIN: ErrorEnvelope, Dialect.RERANK: RerankErrorEnvelope}
+
+
 @dataclass(frozen=True)
 class Describe:
     """What the document says of one path beyond the route table."""
@@ -60,7 +71,7 @@ def build_document(
 ) -> dict[str, Any]:
     """Return the document; routes without a description are left out. `root_path` is the prefix behind a proxy."""
     shown = [route for route in routes if route.path in descriptions]
-    types = {kind for route in shown for kind in _types(descriptions[route.path])} | {ErrorEnvelope}
+    types = {kind for route in shown for kind in _types(descriptions[route.path])} | set(_ENVELOPES.values())
     ordered = sorted(types, key=lambda kind: kind.__name__)
     schemas, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     references = dict(zip(ordered, schemas, strict=True))
@@ -132,7 +143,7 @@ def _failures(route: Route, described: Describe, references: Mapping[type, Any])
     for status in sorted(statuses):
         entry: dict[str, Any] = {
             "description": _STATUS_TEXTS[status],
-            "content": {"application/json": {"schema": references[ErrorEnvelope]}},
+            "content": {"application/json": {"schema": references[_ENVELOPES[route.dialect]]}},
         }
         if status in (429, 503):
             entry["headers"] = {"Retry-After": _RETRY_AFTER}
