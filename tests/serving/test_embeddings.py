@@ -87,9 +87,15 @@ def test_the_most_that_is_chunked(server: ServerProcess) -> None:
     assert (server.work("minilm") - before).computed == 0
 
 
-@pytest.mark.parametrize("leave", ["close", "reset", "half-close"])
 @pytest.mark.parametrize(
-    ("path", "field"), [("/v1/embeddings", "input"), ("/v2/embed", "texts"), ("/pooling", "input")]
+    ("path", "field", "leave"),
+    [
+        ("/v1/embeddings", "input", "close"),
+        ("/v1/embeddings", "input", "reset"),
+        ("/v1/embed", "texts", "close"),
+        ("/v2/embed", "texts", "half-close"),
+        ("/pooling", "input", "close"),
+    ],
 )
 def test_a_client_that_leaves(server: ServerProcess, path: str, field: str, leave: str) -> None:
     """What is left of 500 texts is gone, and a small request sent right after is not kept waiting (F01, F11)."""
