@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from tenure.layers.pooling import first_rows, last_rows, max_rows, mean_rows, split_rows
-from tenure.layers.texts import AlikeTexts, pack_texts
+from tenure.layers.texts import AlikeTexts, pack_texts, split_alike
 
 TEXTS = [[5, 6, 7], [8], [9, 10, 11], [12, 13]]
 
@@ -23,6 +23,20 @@ def test_the_second_text_of_a_pair() -> None:
     batch = pack_texts([np.array([1, 2, 3, 4]), np.array([5, 6])], [3, 0])
     assert batch.token_ids_T.tolist() == [5, 6, 1, 2, 3, 4]
     assert batch.token_types_T.tolist() == [0, 0, 0, 0, 0, 1]
+
+
+def test_pieces_of_a_batch() -> None:
+    alike = (AlikeTexts(0, 5, 2), AlikeTexts(10, 2, 9), AlikeTexts(28, 1, 20))
+    assert split_alike(alike, 100) == [list(alike)]
+    assert split_alike(alike, 6) == [
+        [AlikeTexts(0, 3, 2)],
+        [AlikeTexts(0, 2, 2)],
+        [AlikeTexts(0, 1, 9)],
+        [AlikeTexts(0, 1, 9)],
+        [AlikeTexts(0, 1, 20)],
+    ]
+    assert split_alike(alike, 15)[0] == [AlikeTexts(0, 5, 2)]
+    assert split_alike(alike, 19)[0] == [AlikeTexts(0, 5, 2), AlikeTexts(10, 1, 9)]
 
 
 def test_pooling_gives_texts_in_their_own_order() -> None:

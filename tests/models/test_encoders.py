@@ -9,6 +9,7 @@ import torch
 
 from tenure.errors import CallerError
 from tenure.layers.pooling import unit_rows
+from tenure.models.bert import ROWS_AT_ONCE
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.source import ResolvedSource
 from tests.models.tiny_encoders import (
@@ -124,6 +125,13 @@ def test_a_text_is_answered_alike_alone_and_among_others(saved: tuple[ResolvedSo
         [alone] = run(model, [text], EMBED)
         assert_close(one, alone, ALONE)
         assert_close(other, alone, ALONE)
+
+
+def test_batches_of_more_rows_than_go_through_at_once(saved: tuple[ResolvedSource, Any]) -> None:
+    model, texts = load_own(saved[0]), random_texts((98, 60) * 12)
+    assert sum(map(len, texts)) > ROWS_AT_ONCE
+    for text, answer in list(zip(texts, run(model, texts, EMBED), strict=True))[::5]:
+        assert_close(answer, run(model, [text], EMBED)[0], ALONE)
 
 
 def test_each_text_gets_what_it_asks_for(saved: tuple[ResolvedSource, Any]) -> None:

@@ -21,7 +21,7 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def pack_weight(weight_NK: torch.Tensor) -> torch.Tensor:
-    """An opaque packed copy, for `linear` and `linear_add` only."""
+    """An opaque packed copy, for `linear` only."""
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_NK, ROWS_HINT)
     return packed
 
@@ -34,12 +34,4 @@ def linear(
     `algorithm` is for gelu: `none` by the error function, `tanh` by its approximation.
     """
     out_TN: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_TK, packed, bias_N, then, [], algorithm)
-    return out_TN
-
-
-def linear_add(
-    x_TK: torch.Tensor, packed: torch.Tensor, bias_N: torch.Tensor | None, residual_TN: torch.Tensor
-) -> torch.Tensor:
-    """residual + x W^T + b in one pass, shape (T, N)."""
-    out_TN: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_TK, residual_TN, packed, bias_N, "add")
     return out_TN

@@ -3,15 +3,17 @@
 Legend: T rows, N heads, H head size, G texts of one length, L their length.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
-from tenure.layers.texts import AlikeTexts, TextBatch
+from tenure.layers.texts import AlikeTexts
 
 
-def attend_texts(heads_T3NH: torch.Tensor, batch: TextBatch) -> torch.Tensor:
+def attend_texts(heads_T3NH: torch.Tensor, texts: Sequence[AlikeTexts]) -> torch.Tensor:
     """Attention over queries, keys and values of packed texts, shape (T, N * H). Texts of one length go together."""
-    outputs = [_attend(heads_T3NH[alike.rows], alike) for alike in batch.alike]
+    outputs = [_attend(heads_T3NH[alike.rows], alike) for alike in texts]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 

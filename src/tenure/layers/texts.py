@@ -71,6 +71,25 @@ def pack_texts(
     )
 
 
+def split_alike(alike: Sequence[AlikeTexts], most_rows: int) -> list[list[AlikeTexts]]:
+    """The same texts in pieces of at most so many rows, or of one text that has more; rows count from each piece's
+    own first."""
+    pieces: list[list[AlikeTexts]] = []
+    rows_left = 0
+    for group in alike:
+        texts_left = group.num_texts
+        while texts_left:
+            if rows_left < group.length:
+                pieces.append([])
+                rows_left = max(most_rows, group.length)
+            count = min(texts_left, rows_left // group.length)
+            first = pieces[-1][-1].rows.stop if pieces[-1] else 0
+            pieces[-1].append(AlikeTexts(first, count, group.length))
+            texts_left -= count
+            rows_left -= count * group.length
+    return pieces
+
+
 def _alike(lengths_S: IntArray) -> tuple[AlikeTexts, ...]:
     lengths, counts = np.unique(lengths_S, return_counts=True)
     firsts = np.cumsum(lengths * counts) - lengths * counts

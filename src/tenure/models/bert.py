@@ -1,6 +1,7 @@
 """The BERT family: BERT, RoBERTa and XLM-R, told apart by configuration alone. Normalisation comes after each block.
 
-Legend: T rows, D hidden size, N heads, H head size, V vocabulary, A positions of each token type, Y token types.
+Legend: T rows, P rows of a piece of the batch, D hidden size, N heads, H head size, V vocabulary, A positions of each
+token type, Y token types.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,10 @@ import torch.nn.functional as F
 from tenure.layers.full_attention import attend_texts
 from tenure.layers.layer_norm import LayerNorm
 from tenure.layers.linear import Activation, Linear
-from tenure.layers.texts import TextBatch
+from tenure.layers.texts import AlikeTexts, TextBatch, split_alike
+
+ROWS_AT_ONCE = 1024
+"""Of a batch on a CPU: more do not make products faster, and no longer fit into the caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +54,9 @@ class BertLayer:
     num_heads: int
     activation: Activation
 
-    def __call__(self, x_TD: torch.Tensor, batch: TextBatch) -> torch.Tensor:
+    def __call__(self, x_TD: torch.Tensor, texts: Sequence[AlikeTexts]) -> torch.Tensor:
         heads_T3NH = self.qkv(x_TD).view(len(x_TD), 3, self.num_heads, -1)
-        x_TD = self.attention_norm(self.output.add(attend_texts(heads_T3NH, batch), x_TD))
+        x_TD = self.attention_norm(self.output.add(attend_texts(heads_T3NH, texts), x_TD))
         return self.mlp_norm(self.down.add(self.up.activated(x_TD, self.activation), x_TD))
 
     @property
@@ -71,9 +75,17 @@ class BertLayers:
     def __call__(self, batch: TextBatch) -> torch.Tensor:
         """Hidden states of all rows, (T, D)."""
         x_TD = self.embedding(batch)
+        # Texts have nothing to do with each other, so each piece goes through all layers while it is in the caches.
+        most_rows = ROWS_AT_ONCE if x_TD.device.type == "cpu" else len(x_TD)
+        pieces = split_alike(batch.alike, most_rows)
+        rows = torch.split(x_TD, [piece[-1].rows.stop for piece in pieces])
+        outputs = [self._run(x_PD, piece) for x_PD, piece in zip(rows, pieces, strict=True)]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _run(self, x_PD: torch.Tensor, texts: Sequence[AlikeTexts]) -> torch.Tensor:
         for layer in self.layers:
-            x_TD = layer(x_TD, batch)
-        return x_TD
+            x_PD = layer(x_PD, texts)
+        return x_PD
 
     @property
     def nbytes(self) -> int:
