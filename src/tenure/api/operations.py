@@ -3,6 +3,7 @@
 import time
 from typing import Literal
 
+import anyio.to_thread
 import msgspec
 
 from tenure.api.call import Call
@@ -142,11 +143,13 @@ async def metrics(call: Call) -> None:
     engines = await context.fleet.ledgers(LEDGER_TIMEOUT)
     cards = [served.card for served in context.fleet.models if served.card is not None]
     readings = Readings(context.settings.version, context.counts(), engines, cards)
-    families = list(tenure_families(readings))
-    if context.settings.vllm_metrics:
-        families += vllm_families(readings)
-    text = metrics_text(families)
+    # Made in a thread: it takes some milliseconds, for which streams would stand still.
+    text = await anyio.to_thread.run_sync(_metrics_text, readings, context.settings.vllm_metrics)
     await call.respond(200, text, media_type=CONTENT_TYPE)
+
+
+def _metrics_text(readings: Readings, vllm_names: bool) -> bytes:
+    return metrics_text([*tenure_families(readings), *(vllm_families(readings) if vllm_names else ())])
 
 
 async def openapi(call: Call) -> None:
