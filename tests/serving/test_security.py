@@ -216,6 +216,12 @@ def test_neither_keys_nor_prompts_are_in_the_log(server: ServerProcess) -> None:
 def test_keys_are_told_nowhere(server: ServerProcess) -> None:
     texts = [server.http.get(path).text for path in ("/ledger", "/metrics", "/openapi.json", "/v1/models", "/load")]
     texts.append(server.http.post(COMPLETIONS, json={}, headers={"x-api-key": KEY}).text)
+    texts += [Path(f"/proc/{pid}/{name}").read_text() for pid in _children(server) for name in ("environ", "cmdline")]
     for text in texts:
+        assert "environment-key-5512" not in text
         assert KEY not in text
         assert FILE_KEY not in text
+
+
+def _children(server: ServerProcess) -> list[int]:
+    return [server.api_pid, server.engine_pid]

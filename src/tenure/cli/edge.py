@@ -18,7 +18,7 @@ _PREFIX = re.compile(r"(/[A-Za-z0-9_.~-]+)+")
 
 AtLeastOne = Annotated[int, whole(1)]
 Positive = Annotated[float, Parameter(validator=validators.Number(gt=0, lte=MOST))]
-Texts = Annotated[list[str], Parameter(consume_multiple=True)]
+Texts = Annotated[list[str], Parameter(consume_multiple=True, negative="")]
 
 
 @dataclass(frozen=True, kw_only=True)
