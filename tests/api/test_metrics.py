@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import anyio
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,6 +11,7 @@ from tenure.api.context import ApiSettings
 from tenure.api.metric_table import TABLE, Kind, document
 from tenure.api.metrics import Readings, metrics_text, tenure_families
 from tenure.api.vllm_metrics import vllm_families
+from tenure.client import EngineClient, Fleet, Served
 from tenure.outcomes import Outcome
 from tenure.process.counters import CounterSchema, SharedCounters, WorkStage
 from tenure.wire import messages as wire
@@ -188,3 +190,14 @@ def test_vllm_names_are_exported_where_they_are_asked_for():
     text = rig.request("GET", "/metrics").text
     assert "vllm:num_requests_waiting" in text
     assert "tenure_open_requests" in text
+
+
+def test_an_engine_that_is_not_there_is_not_waited_for():
+    """And one that does not answer not beyond its deadline, all of them at the same time."""
+
+    async def scrape() -> list[wire.EngineLedger]:
+        engines = [EngineClient(f"/nowhere/{number}") for number in range(20)]
+        with anyio.fail_after(0.5):
+            return await Fleet([Served(("tiny",), engines, ("generate",))]).ledgers(timeout=60)
+
+    assert [ledger.answering for ledger in anyio.run(scrape)] == [False] * 20

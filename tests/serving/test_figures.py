@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Queue
 from uuid import uuid4
 
+import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -113,6 +114,34 @@ def test_metrics_and_the_check_of_the_ledger_agree_with_the_server(server: Serve
         code, text = server.run("ledger", "--check")
         assert (code, text.partition(",")[0]) == (0, "ok: 1 open")
         wire.close()
+
+
+def test_figures_are_those_of_the_whole_server(start: Start, script: str) -> None:
+    """Two API processes, two engines: whichever process answers, it tells of all, and each engine has its own."""
+    server = start(script, "--api-server-count", "2", "--data-parallel-size", "2", "--kv-cache-memory", "0.5")
+
+    def ask(number: int) -> None:
+        with server.connect() as wire:  # a connection each, so that both processes get some
+            wire.send(post(COMPLETIONS, request(COMPLETIONS, f"whole {number}", 200, ignore_eos=True)))
+            wire.head()
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    server.wait_at_rest()
+    for _ in range(8):
+        figures = Figures(httpx.get(f"{server.address}/metrics").text)
+        assert figures.sum("tenure_requests_total", route=COMPLETIONS, outcome="ok") == 24
+        assert figures.sum("tenure_time_to_first_token_seconds_count") == 24
+        assert figures.sum("tenure_inter_token_seconds_count") == 24 * 199
+        assert figures.sum("tenure_tokens_total", kind="sampled") == 24 * 200
+        engines = [figures.sum("tenure_queue_seconds_count", engine=str(index)) for index in range(2)]
+        assert sum(engines) == 24
+        assert all(engines), "both had work"
+        assert figures.unrest() == []
+    assert server.run("ledger", "--check")[0] == 0
 
 
 # one server with everything on

@@ -78,7 +78,7 @@ def test_one_module_reads_the_environment() -> None:
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [
-        ("tenure.api.main", ("torch", "transformers", "gguf", "huggingface_hub")),
+        ("tenure.api.main", ("torch", "transformers", "gguf", "huggingface_hub", "opentelemetry")),
         ("tenure.cli.main", ("torch", "transformers", "gguf", "huggingface_hub", "starlette", "anyio", "httpx")),
         ("tenure.engine.main", ("transformers", "huggingface_hub", "starlette", "uvicorn")),
     ],
