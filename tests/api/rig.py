@@ -69,7 +69,7 @@ class Handlers:
     async def hello(self, call: Call) -> None:
         call.model = "tiny"
         self.context.order.append(call.label)
-        await call.respond_json({"bytes": len(call.body), "id": call.request_id, "rank": call.data_parallel_rank})
+        await call.respond_json({"bytes": len(call.body), "id": call.request_id, "rank": call.terms.rank})
 
     async def wait(self, call: Call) -> None:
         call.model = "tiny"

@@ -49,6 +49,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "max_header_count": (("--max-header-count", "20"), 20),
     "header_timeout": (("--header-timeout", "2.5"), 2.5),
     "body_timeout": (("--body-timeout", "3"), 3.0),
+    "stall_timeout": (("--stall-timeout", "9"), 9.0),
     "max_connections": (("--max-connections", "77"), 77),
     "sse_keep_alive_interval": (("--sse-keep-alive-interval", "2.5"), 2.5),
 }

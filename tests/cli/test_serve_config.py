@@ -133,6 +133,8 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "observe": (("--vllm-metrics",), ObserveOptions(vllm_metrics=True)),
     "api_server_count": (("--api-server-count", "3"), 3),
     "data_parallel_size": (("--data-parallel-size", "2"), 2),
+    "queue_timeout": (("--queue-timeout", "2.5"), 2.5),
+    "request_timeout": (("--request-timeout", "60"), 60.0),
     "shutdown_timeout": (("--shutdown-timeout", "1"), 1.0),
     "on_engine_death": (("--on-engine-death", "exit"), "exit"),
     "engine_heartbeat_timeout": (("--engine-heartbeat-timeout", "0"), 0.0),

@@ -7,6 +7,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from tenure.api import operations, pooling_routes
+from tenure.api.cancel_routes import CancelledReplies, CancelledReply, CancelRequests, cancel_many, cancel_one
 from tenure.api.chat_types import ChatRequest
 from tenure.api.cohere_embed import EmbedReply, EmbedRequest, EmbedV1Reply
 from tenure.api.completion_types import CompletionRequest
@@ -63,6 +64,8 @@ def route_table() -> RouteTable:
                 Route(path, ("POST",), rerank, "score-", work=True, body=True, dialect=Dialect.RERANK)
                 for path in ("/rerank", "/v1/rerank", META_PATH)
             ),
+            Route("/v1/requests/{id}/cancel", ("POST",), cancel_one),
+            Route("/v1/requests/cancel", ("POST",), cancel_many, body=True),
             Route("/v1/models", ("GET",), operations.list_models),
             Route("/v1/models/{model:path}", ("GET",), operations.show_model),
             Route("/health", ("GET",), operations.health, open_without_key=True),
@@ -98,6 +101,8 @@ DESCRIPTIONS: Mapping[str, Describe] = {
     "/rerank": Describe("Order documents by how well they fit a query.", RerankRequest, RerankReply),
     "/v1/rerank": Describe("The same as /rerank.", RerankRequest, RerankReply),
     "/v2/rerank": Describe("The same as /rerank, with `meta` in the answer.", RerankRequest, RerankReply),
+    "/v1/requests/{id}/cancel": Describe("End a request by its id.", response=CancelledReply),
+    "/v1/requests/cancel": Describe("End requests by ids or labels.", CancelRequests, CancelledReplies),
     "/v1/models": Describe("List the models.", response=operations.ModelList),
     "/v1/models/{model:path}": Describe("Show one model.", response=operations.ModelEntry),
     "/health": Describe("Liveness: the server runs."),

@@ -1,5 +1,6 @@
 """What a handler gets: one HTTP request, complete and checked, and the ways to answer it."""
 
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -14,7 +15,7 @@ from tenure.api.errors import ApiError
 from tenure.api.limits import HttpLimits
 from tenure.api.sse import EventStream
 from tenure.api.translate import translate
-from tenure.api.visit import Stage, Visit
+from tenure.api.visit import Stage, Terms, Visit
 from tenure.client import GenerationHandle, Opener
 from tenure.wire.messages import Submit
 
@@ -51,7 +52,7 @@ class Call:
 
     @property
     def request_id(self) -> str:
-        """32 hexadecimal digits, made by the server."""
+        """The id of the response, made by the server."""
         return self._visit.arrival.request_id
 
     @property
@@ -60,9 +61,9 @@ class Call:
         return self._visit.arrival.label
 
     @property
-    def data_parallel_rank(self) -> int | None:
-        """`X-data-parallel-rank`: an integer, its range unchecked."""
-        return self._visit.data_parallel_rank
+    def terms(self) -> Terms:
+        """What the request's head asks of the engine, and for whom."""
+        return self._visit.terms
 
     @property
     def model(self) -> str:
@@ -105,11 +106,25 @@ class Call:
 
     @asynccontextmanager
     async def generation(self, opener: Opener, submit: Submit) -> AsyncIterator[GenerationHandle]:
-        """As `opener.open(submit)`; what becomes of it is noted for the figures. Set `model` before."""
+        """As `opener.open(submit)`, for this request's owner and until its deadlines.
+
+        What becomes of it is noted for the figures. Set `model` before. Raises ApiError when the time is up already.
+        """
         watch = self._visit.journal.follow(submit)
+        submit = self._on_terms(submit)
         async with opener.open(submit) as handle:
             handle.watch(watch)
             yield handle
+
+    def _on_terms(self, submit: Submit) -> Submit:
+        settings, terms = self.context.settings, self._visit.terms
+        limits = [limit for limit in (settings.request_timeout or None, terms.timeout) if limit is not None]
+        passed = time.monotonic() - self._visit.arrival.received_at
+        left = min(limits) - passed if limits else None
+        if left is not None and left <= 0:
+            raise errors.deadline_exceeded("The request took longer than it may.")
+        begin = settings.queue_timeout or None
+        return msgspec.structs.replace(submit, owner=terms.owner, begin_within=begin, end_within=left)
 
     @asynccontextmanager
     async def event_stream(self) -> AsyncIterator[EventStream]:

@@ -26,6 +26,10 @@ class ApiSettings:
     """Whether an input beyond the window is embedded in chunks."""
     max_chunked_len: int = 131072
     """Most tokens of such an input."""
+    queue_timeout: float = 0.0
+    """Seconds in which a request must begin to be computed; 0 is for ever."""
+    request_timeout: float = 0.0
+    """Seconds in which it must be over, whatever it asks for itself; 0 is for ever."""
     thread_above: int = 8192
     """Bytes of a body, or of a response with logprobs, from which the work on it leaves the event loop."""
     seed: int | None = None

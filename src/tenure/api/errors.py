@@ -119,6 +119,11 @@ def route_not_found(path: str) -> ApiError:
     return ApiError(404, "route_not_found", f"There is no route {echo(path)}.", type="NotFoundError")
 
 
+def request_not_found(names: Sequence[str]) -> ApiError:
+    message = f"No request is known by {', '.join(map(echo, names[:10]))}."
+    return ApiError(404, "request_not_found", message, type="NotFoundError")
+
+
 def method_not_allowed(method: str, allowed: Sequence[str]) -> ApiError:
     allow = ", ".join(allowed)
     message = f"The method {echo(method)} is not allowed here. Allowed: {allow}."

@@ -29,7 +29,6 @@ class Chunks(Protocol):
 class Format:
     """How a route writes its answers."""
 
-    id_prefix: str
     chunk: ChunkType
     chunks: Callable[[Job, ChunkWriter], Chunks]
     body: Callable[[Job, ReplyHead, Sequence[Record], Usage], bytes]
@@ -38,7 +37,7 @@ class Format:
 async def run_job(call: Call, engine: Opener, job: Job, form: Format) -> None:
     """Answer `call` with what `engine` makes of `job`. A refusal is raised before anything is sent."""
     version = call.context.settings.version
-    head = ReplyHead(form.id_prefix + call.request_id, int(time.time()), job.model.name, fingerprint(version))
+    head = ReplyHead(call.request_id, int(time.time()), job.model.name, fingerprint(version))
     async with call.generation(engine, job.submit(head.id, call.label)) as handle:
         if job.stream:
             await _stream(call, handle, job, head, form)

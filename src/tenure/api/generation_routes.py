@@ -51,10 +51,10 @@ class GenerationHandler(Generic[RequestT]):
 
 
 chat_completions = GenerationHandler(
-    msgspec.json.Decoder(ChatRequest), chat_job, Format("chatcmpl-", ChatChunk, ChatChunks, chat_body)
+    msgspec.json.Decoder(ChatRequest), chat_job, Format(ChatChunk, ChatChunks, chat_body)
 )
 completions = GenerationHandler(
     msgspec.json.Decoder(CompletionRequest),
     completion_job,
-    Format("cmpl-", CompletionChunk, CompletionChunks, completion_body),
+    Format(CompletionChunk, CompletionChunks, completion_body),
 )

@@ -36,7 +36,7 @@ from tenure.api.limits import HttpLimits
 from tenure.api.outlet import Outlet
 from tenure.api.reporting import Reporter
 from tenure.api.routes import Match, Route, RouteTable
-from tenure.api.visit import Arrival, Stage, Visit
+from tenure.api.visit import Arrival, Stage, Terms, Visit
 from tenure.config import KeyRing
 
 CANCEL_SECONDS = "cancel_seconds"
@@ -191,11 +191,12 @@ class Guard:
             raise errors.route_not_found(arrival.path)
         if not match.allowed and arrival.method != "OPTIONS":
             raise errors.method_not_allowed(arrival.method, match.allow)
+        owner = ""
         if not arrival.route.open_without_key and arrival.method != "OPTIONS":
-            intake.check_key(headers, self._keys)
+            owner = intake.check_key(headers, self._keys)
         if arrival.label_refusal is not None:
             raise arrival.label_refusal
-        visit.data_parallel_rank = intake.read_rank(headers)
+        visit.terms = Terms(intake.read_rank(headers), intake.read_timeout(headers), owner)
         if visit.work and self._draining is not None:
             raise self._draining
         if arrival.route.body and arrival.method != "OPTIONS":
@@ -268,7 +269,7 @@ def _open_visit(scope: Scope, match: Match | None, tally: Tally) -> Visit:
         path=scope["path"],
         path_params={} if match is None else match.path_params,
         headers=headers,
-        request_id=uuid.uuid4().hex,
+        request_id=route.id_prefix + uuid.uuid4().hex,
         label=label,
         label_refusal=label_refusal,
         received_at=time.monotonic(),

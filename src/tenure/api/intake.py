@@ -4,6 +4,7 @@ Pure functions over headers and bytes, but for `read_body`. Each raises the `Api
 """
 
 import hmac
+import math
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 
@@ -30,10 +31,13 @@ def digests(keys: Sequence[str]) -> tuple[bytes, ...]:
     return tuple(sha256(key.encode()).digest() for key in keys)
 
 
-def check_key(headers: Headers, keys: Sequence[bytes]) -> None:
-    """Compare the credentials with every key (`digests`) in constant time; no keys at all means that all may pass."""
+def check_key(headers: Headers, keys: Sequence[bytes]) -> str:
+    """Compare the credentials with every key (`digests`) in constant time; no keys at all means that all may pass.
+
+    Returns what stands for the key that fits: the same for the same key, and of no use to who learns it.
+    """
     if not keys:
-        return
+        return ""
     given = []
     scheme, _, credential = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
@@ -41,9 +45,10 @@ def check_key(headers: Headers, keys: Sequence[bytes]) -> None:
     if "x-api-key" in headers:
         given.append(headers["x-api-key"].strip())
     found = [sha256(one.encode("latin-1")).digest() for one in given]
-    hits = [hmac.compare_digest(one, key) for one in found for key in keys]
-    if not any(hits):
+    hits = [key for one in found for key in keys if hmac.compare_digest(one, key)]
+    if not hits:
         raise errors.invalid_api_key()
+    return sha256(b"owner" + hits[0]).hexdigest()[:32]
 
 
 def read_label(headers: Headers) -> str:
@@ -66,6 +71,20 @@ def read_rank(headers: Headers) -> int | None:
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
         raise errors.invalid_request("X-data-parallel-rank must be an integer.", "X-data-parallel-rank")
     return int(text)
+
+
+def read_timeout(headers: Headers) -> float | None:
+    """`X-Request-Timeout`: a positive number of seconds; None when absent."""
+    text = headers.get("x-request-timeout")
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise errors.invalid_request("X-Request-Timeout must be a positive number of seconds.", "X-Request-Timeout")
+    return seconds
 
 
 def check_media_type(headers: Headers) -> None:

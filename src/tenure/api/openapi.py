@@ -11,7 +11,7 @@ from tenure.api.errors import Dialect
 from tenure.api.ranges import INT64_MAX, INT64_MIN, RANGES, Range
 from tenure.api.routes import Route
 
-_WORK_ERRORS = (400, 401, 404, 405, 408, 413, 415, 429, 431, 500, 503)
+_WORK_ERRORS = (400, 401, 404, 405, 408, 409, 413, 415, 429, 431, 500, 503, 504)
 _PLAIN_ERRORS = (400, 401, 404, 405, 408, 429, 431, 500)
 _RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}
 _STATUS_TEXTS: Mapping[int, str] = {
@@ -20,12 +20,14 @@ _STATUS_TEXTS: Mapping[int, str] = {
     404: "There is no such route or model.",
     405: "The method is not allowed here.",
     408: "Headers or body took too long.",
+    409: "The request was ended by its id or label.",
     413: "The body is too large.",
     415: "The media type is not application/json.",
     429: "The queue is full, or there are too many connections or bodies.",
     431: "The headers are too large.",
     500: "This request failed in the server.",
     503: "The engine is loading, draining or lost.",
+    504: "A deadline passed.",
 }
 
 

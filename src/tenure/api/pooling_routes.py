@@ -33,7 +33,6 @@ class PoolingHandler(Generic[RequestT]):
     """Of which the model must do one."""
     plan: Callable[[RequestT, Chosen, ApiSettings, str | None], PoolingPlan]
     """The last argument is the header `X-Vllm-Priority`."""
-    id_prefix: str
 
     async def __call__(self, call: Call) -> None:
         settings = call.context.settings
@@ -44,7 +43,7 @@ class PoolingHandler(Generic[RequestT]):
             lambda: self.plan(request, chosen, settings, priority), len(call.body), settings.thread_above
         )
         name = chosen.text.name
-        head = ReplyHead(self.id_prefix + call.request_id, int(time.time()), name, fingerprint(settings.version))
+        head = ReplyHead(call.request_id, int(time.time()), name, fingerprint(settings.version))
         vectors = await run_pooling(call, chosen.engine, plan.job, head.id)
         size = CHARACTERS_PER_NUMBER * sum(vector.size for vector in vectors)
         body = await in_thread_if_long(lambda: plan.body(head, vectors), size, settings.thread_above)
@@ -59,8 +58,8 @@ def _classifies(_: PoolingFields) -> tuple[str, ...]:
     return (PoolingTask.CLASSIFY.value,)
 
 
-embeddings = PoolingHandler(msgspec.json.Decoder(EmbeddingRequest), _embeds, embeddings_plan, "embd-")
-embed_v1 = PoolingHandler(msgspec.json.Decoder(EmbedRequest), _embeds, embed_v1_plan, "embd-")
-embed_v2 = PoolingHandler(msgspec.json.Decoder(EmbedRequest), _embeds, embed_v2_plan, "embd-")
-pooling = PoolingHandler(msgspec.json.Decoder(PoolingRequest), asked_task, pooling_plan, "pool-")
-classify = PoolingHandler(msgspec.json.Decoder(ClassifyRequest), _classifies, classify_plan, "classify-")
+embeddings = PoolingHandler(msgspec.json.Decoder(EmbeddingRequest), _embeds, embeddings_plan)
+embed_v1 = PoolingHandler(msgspec.json.Decoder(EmbedRequest), _embeds, embed_v1_plan)
+embed_v2 = PoolingHandler(msgspec.json.Decoder(EmbedRequest), _embeds, embed_v2_plan)
+pooling = PoolingHandler(msgspec.json.Decoder(PoolingRequest), asked_task, pooling_plan)
+classify = PoolingHandler(msgspec.json.Decoder(ClassifyRequest), _classifies, classify_plan)

@@ -23,6 +23,8 @@ class Route:
     path: str
     methods: tuple[str, ...]
     handler: Handler
+    id_prefix: str = ""
+    """What the ids of its requests begin with."""
     work: bool = False
     """Counted: arrivals, outcomes, load, and a line in the access log."""
     open_without_key: bool = False

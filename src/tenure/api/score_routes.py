@@ -130,7 +130,7 @@ async def _score(call: Call, chosen: Chosen, request: PairFields, pairs: Pairs) 
     job = await in_thread_if_long(
         lambda: _job(request, pairs, chosen, settings, priority), len(call.body), settings.thread_above
     )
-    public_id = f"score-{call.request_id}"
+    public_id = call.request_id
     scores = _scores(chosen.text.profile, pairs)
     await feed_pooled(call, chosen.engine, job, public_id, scores.take)
     if not all(map(math.isfinite, scores.values)):

@@ -25,7 +25,7 @@ def select_model(call: Call, name: str | None, *tasks: str) -> Chosen:
     context = call.context
     served = context.fleet.resolve(name or None, *tasks)
     call.model = served.name
-    rank = call.data_parallel_rank
+    rank = call.terms.rank
     engine = served if rank is None else _engine_of(served, rank)
     card = engine.card
     if card is None:

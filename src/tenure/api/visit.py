@@ -14,6 +14,7 @@ Invariants: `stage` only moves forward; `gone_at` and `error` are each set at mo
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import anyio
 from starlette.datastructures import Headers
@@ -42,13 +43,24 @@ class Arrival:
     path_params: Mapping[str, str]
     headers: Headers
     request_id: str
-    """32 hexadecimal digits, made here; the only identity of the request."""
+    """Made here: the id of the response, and the only identity there is; the route's prefix and 32 hexadecimal digits."""
     label: str
     """The caller's `X-Request-Id`, checked to be printable ASCII; empty when absent or refused."""
     label_refusal: ApiError | None
     """Raised when the label's turn among the checks comes."""
     received_at: float
     """Monotonic seconds."""
+
+
+class Terms(NamedTuple):
+    """What the head of a request asks of the engine, and for whom."""
+
+    rank: int | None = None
+    """`X-data-parallel-rank`: which engine of the model; its range unchecked."""
+    timeout: float | None = None
+    """`X-Request-Timeout`: seconds from its arrival in which it must be over."""
+    owner: str = ""
+    """What stands for the API key that it came with."""
 
 
 class Visit:
@@ -62,7 +74,7 @@ class Visit:
         self.body_bytes = 0
         """Of the body, as far as it was read."""
         self.body_complete = False
-        self.data_parallel_rank: int | None = None
+        self.terms = Terms()
         self.stage = Stage.OPEN
         self.status = 0
         self.is_event_stream = False

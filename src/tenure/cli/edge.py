@@ -66,6 +66,8 @@ class EdgeOptions:
     """Seconds in which a request's head must arrive."""
     body_timeout: Positive = _DEFAULTS.body_timeout
     """Seconds in which a request's body must arrive."""
+    stall_timeout: Positive = _DEFAULTS.stall_timeout
+    """Seconds that a response may wait for a client that does not read."""
     max_connections: AtLeastOne = _DEFAULTS.max_connections
     """Most connections that one API process holds open."""
     sse_keep_alive_interval: Annotated[float, real(0)] = _DEFAULTS.keep_alive_interval
@@ -103,6 +105,7 @@ def http_limits(options: EdgeOptions) -> HttpLimits:
         max_body_bytes=max(1, round(options.max_body_size * _MIB)),
         max_body_depth=options.max_json_depth,
         body_timeout=options.body_timeout,
+        stall_timeout=options.stall_timeout,
         max_open_body_bytes=max(1, round(options.max_open_body_size * _MIB)),
         max_connections=options.max_connections,
         keep_alive_interval=options.sse_keep_alive_interval,

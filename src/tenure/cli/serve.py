@@ -82,6 +82,10 @@ class ServeOptions:
     """Processes that serve HTTP, all on the one port."""
     data_parallel_size: Processes = 1
     """Engines of each model, which share its requests; each has weights and a cache of its own."""
+    queue_timeout: Seconds = 0.0
+    """Seconds in which a request must begin to be computed; 0 is for ever."""
+    request_timeout: Seconds = 0.0
+    """Seconds in which a request must be over, whatever its X-Request-Timeout says; 0 is for ever."""
     shutdown_timeout: Seconds = 30.0
     """Seconds that open requests may take to finish when the server is told to stop."""
     on_engine_death: Literal["restart", "exit"] = "restart"
@@ -141,6 +145,8 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
     api = ApiConfig(
         models=choices,
         workers=options.api_server_count,
+        queue_timeout=options.queue_timeout,
+        request_timeout=options.request_timeout,
         shutdown_timeout=options.shutdown_timeout,
         api_keys=edge.key_ring(options.edge),
         limits=edge.http_limits(options.edge),

@@ -11,9 +11,8 @@ cancelled for when it goes on. Messages that fit no open request, or not its sta
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from itertools import count
 
 import anyio
@@ -34,6 +33,9 @@ _SECOND_LOOK = 0.2
 _CANCEL_TIMEOUT = 60.0
 """How long a cancelled handler waits for the acknowledgement. The heartbeat limit ends the wait sooner, unless an
 engine lives and does not answer, which would be our bug."""
+
+
+Answer = wire.LedgerReply | wire.CancelledByName
 
 
 def _ignore(seconds: float) -> None:
@@ -66,7 +68,7 @@ class EngineClient:
         self._on_cancelled = on_cancelled
         self._outbox: Outbox | None = None
         self._open: dict[int, GenerationHandle] = {}
-        self._ledgers: dict[int, list[wire.EngineLedger | None]] = {}
+        self._answers: dict[int, Answer | None] = {}
         self._answered = anyio.Event()
         self._became_ready = anyio.Event()
         self._numbers = count(1)
@@ -113,8 +115,8 @@ class EngineClient:
         except anyio.get_cancelled_exc_class():
             await self._cancel(handle, Outcome.CLIENT_CANCELLED)
             raise
-        except BaseException:
-            await self._cancel(handle, Outcome.ENGINE_ERROR)
+        except BaseException as error:
+            await self._cancel(handle, getattr(error, "outcome", Outcome.ENGINE_ERROR))
             raise
         else:
             await self._cancel(handle, Outcome.ABORTED)
@@ -124,28 +126,41 @@ class EngineClient:
         if self._outbox is None:
             return None
         number = next(self._numbers)
-        self._ledgers[number] = []
+        reply = await self._ask(number, wire.AskLedger(sequence=number), timeout)
+        return reply.ledger if isinstance(reply, wire.LedgerReply) else None
+
+    async def cancel_by_name(
+        self, ids: Sequence[str], labels: Sequence[str] = (), owner: str = "", timeout: float = _CANCEL_TIMEOUT
+    ) -> list[wire.CancelledRequest] | None:
+        """End requests of any API process, by id, or by label and owner; returns when the engine holds nothing of them.
+
+        Those that it knows, also if they have ended before. None when it does not answer in time, or is not connected.
+        """
+        if self._outbox is None:
+            return None
+        number = next(self._numbers)
+        message = wire.CancelByName(sequence=number, ids=list(ids), labels=list(labels), owner=owner)
+        reply = await self._ask(number, message, timeout)
+        return reply.requests if isinstance(reply, wire.CancelledByName) else None
+
+    async def _ask(self, number: int, question: wire.ToEngine, timeout: float) -> Answer | None:
+        self._answers[number] = None
         try:
-            self._send(wire.AskLedger(sequence=number))
+            self._send(question)
             with anyio.move_on_after(timeout):
-                while not self._ledgers[number]:
+                while self._answers[number] is None and self._outbox is not None:
                     await self._answered.wait()
-            answers = self._ledgers[number]
-            return answers[0] if answers else None
+            return self._answers[number]
         finally:
-            del self._ledgers[number]
+            del self._answers[number]
 
     def _submit(self, submit: wire.Submit) -> GenerationHandle:
         number, tokens = next(self._numbers), sum(map(len, submit.prompts))
-        finish = partial(self._finish_item, number)
-        handle = GenerationHandle(number, finish, tokens)
+        handle = GenerationHandle(number, self._send, tokens, len(submit.prompts) * submit.n)
         self._send(msgspec.structs.replace(submit, request=number))
         self._open[number] = handle  # after it could be encoded: a request that was not sent has no ending
         self.vitals.submitted(tokens)
         return handle
-
-    def _finish_item(self, number: int, index: int) -> None:
-        self._send(wire.FinishItem(request=number, index=index))
 
     async def _cancel(self, handle: GenerationHandle, outcome: Outcome) -> None:
         if handle.over:
@@ -235,8 +250,8 @@ class EngineClient:
                     handle.end(message)
             case wire.Heartbeat():
                 self._beat(message)
-            case wire.LedgerReply(sequence=sequence, ledger=ledger):
-                self._note_ledger(sequence, ledger)
+            case wire.LedgerReply() | wire.CancelledByName():
+                self._note_answer(message)
             case wire.Ready(card=card):
                 self._set_card(card)
             case wire.Unready(reason=reason):
@@ -275,17 +290,21 @@ class EngineClient:
         elif self._became_ready.is_set():
             self._became_ready = anyio.Event()
 
-    def _note_ledger(self, sequence: int, ledger: wire.EngineLedger) -> None:
-        if sequence in self._ledgers:  # else it was not waited for any longer
-            self._ledgers[sequence].append(ledger)
-            self._answered.set()
-            self._answered = anyio.Event()
+    def _note_answer(self, answer: Answer) -> None:
+        if answer.sequence in self._answers:  # else it was not waited for any longer
+            self._answers[answer.sequence] = answer
+            self._wake_askers()
+
+    def _wake_askers(self) -> None:
+        self._answered.set()
+        self._answered = anyio.Event()
 
     def _lose(self) -> None:
         """The connection is gone, and with it all that the engine held for this process."""
         self.vitals.disconnect()
         self._set_card(None)
         self._outbox = None
+        self._wake_askers()
         self._lose_open()
 
     def _lose_open(self) -> None:

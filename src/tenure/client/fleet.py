@@ -16,6 +16,7 @@ from tenure.errors import CallerError
 from tenure.outcomes import FinishReason, Outcome
 from tenure.wire.messages import (
     BlockCounts,
+    CancelledRequest,
     EngineLedger,
     ItemCounts,
     ModelCard,
@@ -163,6 +164,20 @@ class Fleet:
         for served in self.models:
             for engine in served.engines:
                 await engine.wait_ready()
+
+    async def cancel(self, ids: Sequence[str], labels: Sequence[str], owner: str) -> list[CancelledRequest]:
+        """End requests in whatever engine they are; returns those that some engine knows. See `cancel_by_name`."""
+        found: dict[str, CancelledRequest] = {}
+
+        async def ask(engine: EngineClient) -> None:
+            for request in await engine.cancel_by_name(ids, labels, owner) or ():
+                found[request.id] = request
+
+        async with anyio.create_task_group() as group:
+            for served in self.models:
+                for engine in served.engines:
+                    group.start_soon(ask, engine)
+        return list(found.values())
 
     async def ledgers(self, timeout: float = 1.0) -> list[EngineLedger]:
         """The ledger of every engine, asked at the same time; one that does not answer is marked so."""

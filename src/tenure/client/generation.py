@@ -4,7 +4,8 @@
     asked or admitted --the engine is lost--> lost
 
 Only the connection's receive task changes the state; the handler's task waits for it. What waits to be received is
-bounded by what the request may produce at all.
+bounded by what the request may produce at all. When more than `STALL_ABOVE` outputs wait, because their reader does
+not keep up, the engine is asked to stall the request; when they have been taken, to go on.
 """
 
 import time
@@ -16,7 +17,7 @@ import anyio
 
 from tenure.errors import ResourceError
 from tenure.outcomes import Outcome
-from tenure.wire.messages import Ended, ItemOutput, Refused
+from tenure.wire.messages import Ended, FinishItem, ItemOutput, Refused, Resume, Stall, ToEngine
 
 
 class Refusal(ResourceError):
@@ -63,19 +64,24 @@ class Watcher(Protocol):
         ...
 
 
-class GenerationHandle:
-    """See the module's docstring. `finish` is called when the handler needs no more of an item.
+STALL_ABOVE = 256
 
-    `tokens` are those of its prompts.
+
+class GenerationHandle:
+    """See the module's docstring. `order` sends a word about the request to its engine.
+
+    `tokens` are those of its prompts, `items` how many there are: each may have an output waiting at any time.
     """
 
-    def __init__(self, number: int, finish: Callable[[int], None], tokens: int = 0) -> None:
+    def __init__(self, number: int, order: Callable[[ToEngine], None], tokens: int = 0, items: int = 1) -> None:
         self.number = number
         self.tokens = tokens
+        self._most_waiting = max(STALL_ABOVE, 2 * items)
+        self._stalled = False
         self.state = HandleState.ASKED
         self._watcher: Watcher | None = None
         self._unwatched: list[Callable[[Watcher], None]] = []  # what a watcher that comes later is to be told
-        self._finish = finish
+        self._order = order
         self._outputs: list[ItemOutput] = []
         self._changed = anyio.Event()
         self._refusal: Refusal | None = None
@@ -102,6 +108,9 @@ class GenerationHandle:
                 raise EndOfGeneration
             await self._changed.wait()
         outputs, self._outputs = self._outputs, []
+        if self._stalled:
+            self._stalled = False
+            self._order(Resume(request=self.number))
         return outputs
 
     def watch(self, watcher: Watcher) -> None:
@@ -114,7 +123,7 @@ class GenerationHandle:
     def finish_item(self, index: int) -> None:
         """A stop string matched: the engine need not go on with this item."""
         if not self.over:
-            self._finish(index)
+            self._order(FinishItem(request=self.number, index=index))
 
     async def wait_admitted(self) -> None:
         """Raises Refusal."""
@@ -148,6 +157,9 @@ class GenerationHandle:
         else:
             self._tell(lambda watcher: watcher.output(output, now))
         self._outputs.append(output)
+        if len(self._outputs) > self._most_waiting and not self._stalled:
+            self._stalled = True
+            self._order(Stall(request=self.number))
         self._wake()
 
     def end(self, ended: Ended) -> None:
