@@ -5,7 +5,7 @@ import logging
 import anyio
 import pytest
 
-from tenure.api.limits import HttpLimits
+from tenure.config import HttpLimits
 from tests.api.rig import LIMITS, Reply, post, run, serving
 
 

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message
 from tenure.api.dispatch import Dispatcher
 from tenure.api.guard import Guard
 from tenure.api.http_protocol import CONNECTION_KEY, Connection
-from tenure.api.limits import HttpLimits
 from tenure.api.routes import RouteTable
+from tenure.config import HttpLimits
 from tenure.process.counters import CounterSchema, SharedCounters
 from tests.api.rig import Context, app_context, routes, run
 from tests.tasks import Interrupted

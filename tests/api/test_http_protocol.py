@@ -2,7 +2,7 @@
 
 import pytest
 
-from tenure.api.limits import HttpLimits
+from tenure.config import HttpLimits
 from tests.api.rig import RawClient, Reply, post, run, serving
 
 

@@ -6,8 +6,8 @@ import math
 import pytest
 
 from tenure.api.app import build_app
-from tenure.api.limits import HttpLimits
 from tenure.api.reporting import Reporter
+from tenure.config import HttpLimits
 from tests.api.generation_rig import Rig
 
 SECRET = "the-secret-of-the-caller"

@@ -17,8 +17,8 @@ import uvicorn
 from tenure.api.app import build_app, route_table
 from tenure.api.guard import Guard
 from tenure.api.http_protocol import http_protocol
-from tenure.api.limits import HttpLimits
 from tenure.api.routes import Route
+from tenure.config import HttpLimits
 from tenure.models.profile import ModelProfile, Scoring
 from tenure.process.counters import CounterSchema, SharedCounters
 from tenure.wire.messages import Submit

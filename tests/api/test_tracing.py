@@ -10,9 +10,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 from tenure.api.account import Account
 from tenure.api.app import build_app
 from tenure.api.journal import Asked, Times, Tokens
-from tenure.api.limits import HttpLimits
 from tenure.api.reporting import Reporter
 from tenure.api.tracing import SpanTracer
+from tenure.config import HttpLimits
 from tenure.outcomes import Outcome
 from tests.api.generation_rig import Rig
 

@@ -26,7 +26,6 @@ from tenure.api.errors import Dialect
 from tenure.api.generation_routes import chat_completions, completions
 from tenure.api.guard import Guard
 from tenure.api.journal import Tally
-from tenure.api.limits import HttpLimits
 from tenure.api.openapi import Describe, build_document
 from tenure.api.reporting import Reporter
 from tenure.api.response_types import ChatChunk, ChatCompletion, Completion, CompletionChunk
@@ -41,7 +40,7 @@ from tenure.api.tokenize_routes import (
     detokenize,
     tokenize,
 )
-from tenure.config import CorsConfig, KeyRing
+from tenure.config import CorsConfig, HttpLimits, KeyRing
 from tenure.process.counters import CounterSchema
 
 

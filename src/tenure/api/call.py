@@ -12,11 +12,11 @@ from starlette.types import Send
 from tenure.api import errors
 from tenure.api.context import AppContext
 from tenure.api.errors import ApiError
-from tenure.api.limits import HttpLimits
 from tenure.api.sse import EventStream
 from tenure.api.translate import translate
 from tenure.api.visit import Stage, Terms, Visit
 from tenure.client import GenerationHandle, Opener
+from tenure.config import HttpLimits
 from tenure.wire.messages import Submit
 
 

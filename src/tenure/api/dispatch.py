@@ -6,8 +6,8 @@ from starlette.types import Receive, Scope, Send
 
 from tenure.api.call import Call
 from tenure.api.context import AppContext
-from tenure.api.limits import HttpLimits
 from tenure.api.visit import Stage, Visit
+from tenure.config import HttpLimits
 
 VISIT_KEY = "tenure.visit"
 logger = logging.getLogger("tenure.api")

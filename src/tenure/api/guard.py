@@ -32,12 +32,11 @@ from tenure.api.dispatch import VISIT_KEY
 from tenure.api.errors import ApiError
 from tenure.api.http_protocol import CONNECTION_KEY, Connection
 from tenure.api.journal import Journal, Tally, Times
-from tenure.api.limits import HttpLimits
 from tenure.api.outlet import Outlet
 from tenure.api.reporting import Reporter
 from tenure.api.routes import Match, Route, RouteTable
 from tenure.api.visit import Arrival, Stage, Terms, Visit
-from tenure.config import KeyRing
+from tenure.config import HttpLimits, KeyRing
 
 CANCEL_SECONDS = "cancel_seconds"
 REQUEST_SECONDS = "request_seconds"

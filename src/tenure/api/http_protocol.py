@@ -32,7 +32,7 @@ from uvicorn.server import ServerState
 
 from tenure.api import errors
 from tenure.api.errors import ApiError
-from tenure.api.limits import HttpLimits
+from tenure.config import HttpLimits
 
 CONNECTION_KEY = "tenure.connection"
 _REASONS = {

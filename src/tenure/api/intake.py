@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from tenure.api import errors
-from tenure.api.limits import HttpLimits
+from tenure.config import HttpLimits
 
 MAX_LABEL_CHARACTERS = 256
 _FOLD_OPEN = bytes.maketrans(b'[{]}"', b"\x01\x01\xff\xff\x02")
