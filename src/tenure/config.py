@@ -155,6 +155,8 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_n: int = 128
     max_logprobs: int = 20
     max_prompts: int = 1024
+    max_inputs: int = 8192
+    """Texts of one request for embeddings, scores or classes."""
     chunk_long_inputs: bool = False
     """Whether an input beyond the window is embedded in chunks."""
     max_chunked_len: int = 131072

@@ -181,6 +181,10 @@ class FakeEngine:
             handle.end()
             self.open_scopes -= 1
 
+    async def cancel_by_name(self, *names: object, **more: object) -> list[object]:
+        """It knows no request by name."""
+        return []
+
     async def ledger(self, timeout: float = 1.0) -> None:
         return None
 

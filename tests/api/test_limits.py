@@ -12,6 +12,7 @@ from tenure.api.context import ApiSettings
 from tenure.config import HttpLimits
 from tenure.process.descriptors import allow_descriptors
 from tests.api.generation_rig import Rig, assert_refused
+from tests.api.pooling_rig import pooling_rig
 from tests.api.rig import RawClient, post, run, serving
 
 
@@ -166,3 +167,20 @@ def test_two_thousand_slow_connections_do_not_keep_others_from_being_answered() 
             await rig.until(lambda: rig.counts().open == 0)
 
     run(scenario)
+
+
+def test_texts_beyond_the_limit() -> None:
+    rig = pooling_rig(settings=ApiSettings(version="0.0", max_inputs=2))
+    texts = ["a"] * 3
+    for path, body in (
+        ("/v1/embeddings", {"input": texts}),
+        ("/v2/embed", {"texts": texts}),
+        ("/pooling", {"input": texts}),
+        ("/v1/score", {"queries": "q", "documents": texts}),
+        ("/v1/rerank", {"query": "q", "documents": texts}),
+    ):
+        reply = rig.post(path, body)
+        assert reply.status_code == 400, path
+        assert "at most 2" in reply.json()["error"]["message"]
+    assert rig.engine.submitted == []
+    assert rig.post("/v1/embeddings", {"input": texts[:2]}).status_code == 200

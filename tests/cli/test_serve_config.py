@@ -126,6 +126,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "max_n": (("--max-n", "4"), 4),
     "max_logprobs": (("--max-logprobs", "-1"), -1),
     "max_prompts": (("--max-prompts", "5"), 5),
+    "max_inputs": (("--max-inputs", "6"), 6),
     "chunk_long_inputs": (("--chunk-long-inputs",), True),
     "max_chunked_len": (("--max-chunked-len", "5000"), 5000),
     "scheduling_policy": (("--scheduling-policy", "priority"), "priority"),

@@ -107,6 +107,7 @@ async def _serve(
                 max_n=config.max_n,
                 max_logprobs=config.max_logprobs,
                 max_prompts=config.max_prompts,
+                max_inputs=config.max_inputs,
                 queue_timeout=config.queue_timeout,
                 request_timeout=config.request_timeout,
                 chunk_long_inputs=config.chunk_long_inputs,

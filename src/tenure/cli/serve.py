@@ -69,7 +69,9 @@ class ServeOptions:
     max_logprobs: Annotated[int, whole(-1)] = 20
     """Most logprobs per token; -1 allows the whole vocabulary."""
     max_prompts: AtLeastOne = 1024
-    """Most prompts of one request."""
+    """Most prompts of one request that generates."""
+    max_inputs: AtLeastOne = 8192
+    """Most texts of one request for embeddings, scores or classes."""
     chunk_long_inputs: bool = False
     """Embed an input beyond the window in chunks, and average them; by default it is refused."""
     max_chunked_len: AtLeastOne = 131072
@@ -159,6 +161,7 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
         max_n=options.max_n,
         max_logprobs=options.max_logprobs,
         max_prompts=options.max_prompts,
+        max_inputs=options.max_inputs,
         chunk_long_inputs=options.chunk_long_inputs,
         max_chunked_len=options.max_chunked_len,
         scheduling_policy=options.scheduling_policy,
