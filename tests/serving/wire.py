@@ -82,6 +82,16 @@ class Wire:
             found.append(event)
         return found
 
+    def rest(self) -> tuple[bytes, bool]:
+        """All bytes that are left, and whether the peer reset the connection instead of closing it."""
+        found = b""
+        try:
+            while data := self._file.read1(1 << 16):
+                found += data
+        except ConnectionResetError:
+            return found, True
+        return found, False
+
     # ways of leaving
 
     def close(self) -> None:

@@ -18,8 +18,11 @@ Owner: the event loop's callbacks of this connection; `Connection` is read by th
 """
 
 import asyncio
+import contextlib
 import json
 import re
+import socket
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -43,6 +46,8 @@ _REASONS = {
 }
 _EMPTY_LINES = re.compile(rb"(?:\r?\n)*")
 _WRITE_BUFFER_BYTES = 64 * 1024
+_DISCARD = struct.pack("ii", 1, 0)
+"""Linger for no time at all: what is unsent when the socket is closed is thrown away."""
 _SPARE_CONNECTIONS = 256
 """Beyond the limit, for those that are being told of it; what comes on top is dropped without a word."""
 
@@ -241,6 +246,9 @@ class TenureProtocol(H11Protocol):
             self._abort()
 
     def _abort(self) -> None:
+        # A reset, and not a close: the kernel would hold what is unsent for a client that never reads it.
+        with contextlib.suppress(OSError, ValueError):  # it has gone already
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
         self.transport.abort()
 
     # Refusals by the protocol itself

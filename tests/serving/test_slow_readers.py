@@ -1,0 +1,88 @@
+"""A client that does not read stalls its own request alone, and gets everything when it comes back in time."""
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import httpx
+import pytest
+
+from tests.serving.conftest import Servers
+from tests.serving.script import recited
+from tests.serving.server import ServerProcess, until
+from tests.serving.wire import COMPLETIONS, Wire, piece_of, post, request
+
+MANY = 12_000
+
+
+@pytest.fixture(scope="module")
+def impatient(servers: Servers, script: str) -> Iterator[ServerProcess]:
+    with ExitStack() as stack:
+        arguments = ("--max-num-seqs", "8", "--kv-cache-memory", "1", "--stall-timeout", "3")
+        yield servers.start(stack, script, *arguments)
+
+
+@contextmanager
+def slow_reader(server: ServerProcess, prompt: str, **more: object) -> Iterator[Wire]:
+    """A connection with small buffers on which a long stream has begun."""
+    url = httpx.URL(server.address)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(60)
+        sock.connect((url.host, url.port or 80))
+        with Wire(sock) as wire:
+            body = request(COMPLETIONS, prompt, MANY, stream=True, ignore_eos=True, **more)
+            wire.send(post(COMPLETIONS, body))
+            status, _ = wire.head()
+            assert status == 200
+            yield wire
+
+
+def stalled(server: ServerProcess) -> int:
+    return int(server.engine()["items"]["stalled"])
+
+
+def test_a_reader_that_comes_back_gets_everything_in_order(impatient: ServerProcess) -> None:
+    with slow_reader(impatient, "come back") as wire:
+        until(lambda: stalled(impatient) == 1)
+        at_rest = impatient.work()
+        holders = impatient.engine()["holders"]
+        assert [row["state"] for row in holders] == ["stalled"]
+        assert holders[0]["blocks"] > 0, "it keeps what it has"
+        assert impatient.work() == at_rest, "and gets no steps"
+        assert impatient.text("another", 20, ignore_eos=True) == recited("another", 20), "others are served"
+        events = wire.events()
+    assert events[-1] == "[DONE]"
+    assert "".join(piece_of(event) for event in events[:-1]) == recited("come back", MANY)
+    until(lambda: impatient.outcomes().get("ok", 0) == 2)
+
+
+def test_all_choices_of_a_request_stall_together(impatient: ServerProcess) -> None:
+    with slow_reader(impatient, "several", n=3) as wire:
+        until(lambda: stalled(impatient) == 3)
+        texts = ["", "", ""]
+        for event in wire.events()[:-1]:
+            texts[json.loads(event)["choices"][0]["index"]] += piece_of(event)
+    assert texts == [recited("several", MANY)] * 3
+
+
+def test_a_reader_that_does_not_come_back_is_cut_off(impatient: ServerProcess) -> None:
+    counted = impatient.outcomes().get("stalled", 0)
+    with slow_reader(impatient, "never again") as wire:
+        until(lambda: stalled(impatient) == 1)
+        until(lambda: impatient.outcomes().get("stalled", 0) == counted + 1)
+        impatient.wait_at_rest()
+        _, was_reset = wire.rest()
+        assert was_reset
+    figures = impatient.figures()
+    assert figures.sum("tenure_requests_total", outcome="stalled") == counted + 1
+
+
+def test_many_that_do_not_read_hold_up_nobody(impatient: ServerProcess) -> None:
+    with ExitStack() as stack:
+        for number in range(6):
+            stack.enter_context(slow_reader(impatient, f"deaf {number}"))
+        until(lambda: stalled(impatient) == 6)
+        assert impatient.text("quick", 10, ignore_eos=True) == recited("quick", 10)
+    impatient.wait_at_rest()
