@@ -247,8 +247,10 @@ class TenureProtocol(H11Protocol):
 
     def _abort(self) -> None:
         # A reset, and not a close: the kernel would hold what is unsent for a client that never reads it.
-        with contextlib.suppress(OSError, ValueError):  # it has gone already
-            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:  # as it is once a transport under TLS has closed
+            with contextlib.suppress(OSError, ValueError):  # it has gone already
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
         self.transport.abort()
 
     # Refusals by the protocol itself
