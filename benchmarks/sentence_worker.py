@@ -1,0 +1,59 @@
+"""sentence-transformers in a process of its own: reads rounds from stdin, one JSON object a line; prints their rates.
+
+A line is a `Round` of `benchmarks.workload` and how many threads call. For reranking, each call encodes the documents
+of one request together with its query, at the library's own batch size, and takes the cosines. For embedding, each call
+encodes what all clients ask for at a time as one list: what the best server around the library could do, without the
+cost of being one.
+"""
+
+import json
+import sys
+import threading
+import time
+
+import msgspec
+from sentence_transformers import SentenceTransformer, util
+
+from benchmarks.texts import Texts
+from benchmarks.workload import DOCUMENTS, Kind, Round, seed_of
+
+
+def call(model: SentenceTransformer, given: Round, texts: Texts) -> int:
+    """One call; how many pairs or inputs it was."""
+    if given.kind is Kind.EMBED:
+        inputs = texts.many(given.clients * given.batch, given.words)
+        model.encode(inputs, show_progress_bar=False).tolist()
+        return len(inputs)
+    vectors = model.encode([texts.one(8), *texts.many(DOCUMENTS, given.words)], show_progress_bar=False)
+    util.cos_sim(vectors[0], vectors[1:]).tolist()
+    return DOCUMENTS
+
+
+def measure(model: SentenceTransformer, given: Round, callers: int) -> float:
+    """Pairs or inputs per second with so many threads that call."""
+    done: list[int] = []
+
+    def run(number: int) -> None:
+        texts = Texts(seed_of(given, number))
+        while time.perf_counter() < began + given.seconds:
+            done.append(call(model, given, texts))
+
+    began = time.perf_counter()
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(done) / (time.perf_counter() - began)
+
+
+def main() -> None:
+    model = SentenceTransformer(sys.argv[1], device="cpu")
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        given, callers = msgspec.json.decode(line, type=tuple[Round, int])
+        print(json.dumps(measure(model, given, callers)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
