@@ -40,6 +40,16 @@ def running(command: Sequence[str], port: int, ready: str, timeout: float = 600.
                 child.kill()
 
 
+def engine_socket(number: int = 0) -> str:
+    """Where an engine of the only running Tenure below this process is reached."""
+    ending = f"/engine-{number}.sock"
+    for process in psutil.Process().children(recursive=True):
+        for connection in process.net_connections("unix"):
+            if str(connection.laddr).endswith(ending):
+                return str(connection.laddr)
+    raise RuntimeError("no engine has a socket")
+
+
 def wait_ready(url: str, process: subprocess.Popen[bytes], timeout: float) -> None:
     """Poll until `url` answers 200."""
     until = time.monotonic() + timeout
