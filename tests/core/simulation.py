@@ -230,9 +230,7 @@ class Simulation:
             self._check_budget(plan)
             rows = [(row.slot, row.generation) for row in plan.rows]
             stalled = [item for number in self._stalled() for item in self.records[number].request.items]
-            assert not any((i.run.lease.slot, i.run.lease.generation) in rows for i in stalled if i.run), (
-                "a stalled step"
-            )
+            assert not any(self._place(item) in rows for item in stalled), "a stalled step"
             items = [item for record in self.records.values() for item in record.request.items]
             assert all(item.preemptions <= MOST_EVICTIONS for item in items), "an item is evicted again and again"
             self.executor.launch(plan)
@@ -425,13 +423,17 @@ class Simulation:
 
     def _present(self, row: Row) -> bool:
         """The item of a row in flight has neither left nor been evicted since."""
-        run = self._owners[row.slot, row.generation].run
-        return run is not None and (run.lease.slot, run.lease.generation) == (row.slot, row.generation)
+        return self._place(self._owners[row.slot, row.generation]) == (row.slot, row.generation)
+
+    def _place(self, item: Item) -> tuple[int, int] | None:
+        """The slot of an item that is running or stalled, with its generation."""
+        run = self.scheduler.run_of(item)
+        return None if run is None else (run.lease.slot, run.lease.generation)
 
     def _note_launch(self, plan: StepPlan) -> None:
         starts = {(start.slot, start.generation) for start in plan.starts}
-        leases = {(item.run.lease.slot, item.run.lease.generation): item for item in self._running() if item.run}
-        self._owners.update({key: leases[key] for key in starts})
+        places = {self._place(item): item for item in self._running()}
+        self._owners.update({place: places[place] for place in starts})
         self.tally["cached"] += sum(row.start for row in plan.rows if (row.slot, row.generation) in starts)
         self.rows += [(plan.number, index) for index in range(len(plan.rows))]
         self.now += sum(self.budget.cost(row.start, row.count) for row in plan.rows) or 1.0

@@ -7,16 +7,16 @@ Nothing here blocks, sleeps or looks at a clock. Mutable state, changed by these
 
 - `_open`: every request that has not ended or still holds something, with the states of their items.
 - `_waiting`: items in state waiting or preempted, but none of a stalled request.
-- `_running`: items in state running, least recently served first.   `_stalled`: items in state stalled.
+- `_runs`: items in state running or stalled, with their slots and blocks.
 - `_steps`: the plans in flight. A step is a holder of the lease of each of its rows, so an item that ends while a step
   runs frees its blocks when that step lands. A caller may keep one plan in flight while it plans the next.
 
-Invariants: an item has a run, with a lease, exactly while running or stalled; the oldest running item is never evicted,
-so there is always progress; an item is evicted a few times at most, since it then comes back only with every block that
-it can ever need; a plan acquires all matched blocks before it allocates any, so it cannot evict what it matched.
+Invariants: the oldest running item is never evicted, so there is always progress; an item is evicted a few times at
+most, since it then comes back only with every block that it can ever need; a plan acquires all matched blocks before it
+allocates any, so it cannot evict what it matched.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -24,19 +24,19 @@ import msgspec
 from tenure.core.block_names import BlockNames
 from tenure.core.budget import Purse, StepBudget
 from tenure.core.finish import finish_of
-from tenure.core.ledger import Holder, Ledger, LedgerError
+from tenure.core.ledger import Ledger, LedgerError
 from tenure.core.lifecycle import Event, State
 from tenure.core.open_requests import OpenRequests
 from tenure.core.plan import Row, RowResult, Start, StepPlan, StepResult
 from tenure.core.report import Counts, Effects, Limits, Output, SchedulerSnapshot
-from tenure.core.request import Item, Request, Run
+from tenure.core.request import Item, Request
+from tenure.core.runs import Run, Runs
 from tenure.core.steps import Flight, StepsInFlight, holder_of
 from tenure.core.waiting import FairShare, WaitingQueue
 from tenure.outcomes import FinishReason, Outcome
 
 _PROMPT_SHARE = 0.25
 """The part of a step that decoding leaves to prompts when there are any, so that neither starves the other."""
-
 
 _QUEUEING = (State.WAITING, State.PREEMPTED)
 
@@ -52,8 +52,7 @@ class Scheduler:
         self.finish_reasons: Counter[str] = Counter()
         self._open = OpenRequests()
         self._waiting = WaitingQueue()
-        self._running: OrderedDict[Item, Run] = OrderedDict()
-        self._stalled: dict[Item, Run] = {}
+        self._runs = Runs(self.ledger)
         self._steps = StepsInFlight(self.ledger)
         self._shares = FairShare()
 
@@ -102,7 +101,7 @@ class Scheduler:
         for item in request.items:
             if item.state is State.RUNNING:
                 self._open.apply(item, Event.STALL)
-                self._stalled[item] = self._running.pop(item)
+                self._runs.stall(item)
             elif item in self._waiting:
                 self._waiting.remove(item)
 
@@ -116,7 +115,7 @@ class Scheduler:
         for item in request.items:
             if item.state is State.STALLED:
                 self._open.apply(item, Event.RESUME)
-                self._running[item] = self._stalled.pop(item)
+                self._runs.resume(item)
             elif item.state in _QUEUEING:
                 self._waiting.push(item)
 
@@ -146,12 +145,12 @@ class Scheduler:
         self.counts.steps += 1
         self._steps.launch(self.counts.steps, flights)
         for flight in flights:
-            self._running.move_to_end(flight.run.item)
+            self._runs.note_served(flight.run)
         return StepPlan(self.counts.steps, starts, [flight.row for flight in flights])
 
     def _fill(self, budget: StepBudget) -> tuple[list[Flight], list[Start], bool]:
         """Rows for one budget, what the executor must know of new items, and whether an item was evicted."""
-        prompts_due = len(self._waiting) > 0 or any(run.prefilling for run in self._running.values())
+        prompts_due = len(self._waiting) > 0 or any(run.prefilling for run in self._runs)
         purse = Purse(budget, _PROMPT_SHARE if prompts_due else 0.0)
         preemptions = self.counts.preemptions
         flights = self._allocate(self._choose(purse))
@@ -162,7 +161,7 @@ class Scheduler:
         """What runs, and how many tokens each may advance: items that decode first, then prompts."""
         chosen: list[tuple[Run, int]] = []
         prompts: list[Run] = []
-        for run in self._running.values():
+        for run in self._runs:
             if run.prefilling:
                 prompts.append(run)
             elif run.remaining and purse.take(run.planned, 1, at_least=not chosen):
@@ -187,27 +186,13 @@ class Scheduler:
         while self.limits.blocks_for(length) - len(run.lease.blocks) > self.ledger.available_blocks:
             if self._steps.leaving:
                 return False  # evicting more would be in vain
-            victim = self._victim(run.item)
+            victim = self._runs.victim(run.item)
             if victim is None:
                 return False
             self._preempt(victim)
             if victim is run.item:
                 return False
         return True
-
-    def _victim(self, item: Item) -> Item | None:
-        """Who gives up its blocks for `item`: the youngest that runs; but rather than itself one that is stalled.
-
-        None when others that cannot be evicted hold the rest; they will end.
-        """
-        evictable = [candidate for candidate in self._running if not candidate.secured]
-        youngest = max(evictable, key=lambda candidate: candidate.age)
-        if youngest is not item:
-            return youngest
-        stalled = [candidate for candidate in self._stalled if not candidate.secured]
-        if stalled:
-            return max(stalled, key=lambda candidate: candidate.age)
-        return item if len(evictable) > 1 else None
 
     def _start_waiting(self, purse: Purse, flights: list[Flight]) -> list[Start]:
         """Add waiting items to `flights`, oldest first, up to the first for which slots, blocks or budget do not last.
@@ -221,7 +206,7 @@ class Scheduler:
             fresh = self.limits.blocks_for(self._needed(item)) - len(matched)
             idle = sum(self.ledger.cache.is_idle(block) for block in matched)
             # One block for each item that runs is left, so that an item is not evicted right after it was started.
-            if fresh + len(self._running) > self.ledger.available_blocks - idle:
+            if fresh + len(self._runs) > self.ledger.available_blocks - idle:
                 break
             start = len(matched) * self.limits.block_size
             count = purse.take(start, len(item.tokens) - start, least)
@@ -250,14 +235,11 @@ class Scheduler:
         return starts
 
     def _start(self, item: Item, matched: list[int]) -> Run:
-        lease = self.ledger.open(item.holder)
-        item.request.leases.add(lease.number)
-        self.ledger.share(lease, matched)
+        run = self._runs.start(item, matched, len(matched) * self.limits.block_size)
         self._waiting.remove(item)
         self._open.apply(item, Event.START)
         item.request.begun = True
         self._shares.note_start(item)
-        run = item.run = self._running[item] = Run(item, lease, len(matched) * self.limits.block_size)
         self.counts.cached += run.computed
         if not item.preemptions:
             item.cached = min(run.computed, item.prompt_length)
@@ -289,7 +271,7 @@ class Scheduler:
             return Effects([], [])
         outputs: list[Output] = []
         for flight, row in landed:
-            self._release(flight.run, holder_of(result.number))
+            self._runs.release(flight.run, holder_of(result.number))
             if flight.run.current:  # else the item left, or was evicted, while the step ran
                 outputs += self._land_row(flight, row)
         touched = dict.fromkeys(flight.run.item.request for flight, _ in landed)
@@ -365,7 +347,7 @@ class Scheduler:
 
     def _preempt(self, item: Item) -> None:
         self._open.apply(item, Event.PREEMPT)
-        self._let_go(item)
+        self._runs.end(item)
         self._await_turn(item)
         item.preemptions += 1
         self.counts.preemptions += 1
@@ -375,19 +357,7 @@ class Scheduler:
         self._open.apply(item, event)
         if item in self._waiting:
             self._waiting.remove(item)
-        self._let_go(item)
-
-    def _let_go(self, item: Item) -> None:
-        """End the item's stay in its slot, if it has one; steps in flight may hold its lease for a while."""
-        if item.run is not None:
-            run, item.run = item.run, None
-            self._running.pop(item, None)
-            self._stalled.pop(item, None)
-            self._release(run, item.holder)
-
-    def _release(self, run: Run, holder: Holder) -> None:
-        if self.ledger.release(run.lease, holder):
-            run.item.request.leases.remove(run.lease.number)
+        self._runs.end(item)
 
     def _fail(self, request: Request, outcome: Outcome, message: str) -> None:
         request.outcome, request.message = outcome, message
@@ -417,6 +387,10 @@ class Scheduler:
         """Whose rows a step in flight has, in order."""
         return self._steps.items_of(number)
 
+    def run_of(self, item: Item) -> Run | None:
+        """What the item has, and how far it has come, while it is running or stalled."""
+        return self._runs.get(item)
+
     def requests(self) -> Iterable[Request]:
         """All open requests, oldest first."""
         return self._open
@@ -434,14 +408,11 @@ class Scheduler:
         """Recount everything; raises `LedgerError` naming what does not add up."""
         self.ledger.audit()
         self._open.audit()
-        for item in (item for request in self._open for item in request.items):
-            if (item.run is not None) != (item.state in (State.RUNNING, State.STALLED)):
-                raise LedgerError(f"{item} and its run disagree")
+        items = [item for request in self._open for item in request.items]
+        self._runs.audit(items)
+        for item in items:
             if (item in self._waiting) != (item.state in _QUEUEING and not item.request.stalled):
                 raise LedgerError(f"{item} and the queue disagree")
-            for state, runs in ((State.RUNNING, self._running), (State.STALLED, self._stalled)):
-                if runs.get(item) is not (item.run if item.state is state else None):
-                    raise LedgerError(f"{item} and the items that are {state} disagree")
         self._steps.audit()
         owned = {number for request in self._open for number in request.leases}
         if {lease.number for lease in self.ledger.leases()} != owned:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from tenure.core.ledger import Holder, HolderKind, Ledger, LedgerError
 from tenure.core.plan import Row, RowResult, StepResult
-from tenure.core.request import Item, Run
+from tenure.core.request import Item
+from tenure.core.runs import Run
 
 
 class Flight(NamedTuple):

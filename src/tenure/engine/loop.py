@@ -262,6 +262,7 @@ class EngineLoop:
                 if rows == _MAX_HOLDERS:
                     return
                 rows += 1
-                blocks = len(item.run.lease.blocks) if item.run is not None else 0
+                run = self._scheduler.run_of(item)
+                blocks = 0 if run is None else len(run.lease.blocks)
                 age = round(max(0.0, now - request.arrived_at), 3)
                 yield HolderRow(str(item.holder), request.public_id, request.label, item.state, blocks, age)

@@ -1,0 +1,135 @@
+"""The stays of items in slots: who has a slot and blocks, and how far each has come.
+
+    start --> running <--stall, resume--> stalled;  from either --end--> not current any more
+
+Owned by the scheduler. An item has a run exactly while its state is running or stalled, and holds the lease of its run
+for as long. After `end` only the steps in flight hold that lease; the last of them to land frees it, by `release`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tenure.core.ledger import Holder, Lease, Ledger, LedgerError
+from tenure.core.lifecycle import State
+from tenure.core.plan import Start
+from tenure.core.request import Item
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Run:
+    """One stay of an item in a slot, from its start to its end or eviction: the lease, and how far it has come."""
+
+    item: Item
+    lease: Lease
+    computed: int  # tokens whose keys and values stand in the blocks; at first those that the cache had
+    planned: int = field(init=False)  # the same, with the steps in flight
+    pending: int = 0  # samples in flight
+    published: int = field(init=False)  # full blocks that the prefix cache has been told of
+    told_blocks: int = 0  # how much of the block table the executor knows
+    current: bool = True  # the item has not left or been evicted since
+
+    def __post_init__(self) -> None:
+        self.planned = self.computed
+        self.published = len(self.lease.blocks)
+
+    def __repr__(self) -> str:
+        return f"<Run of item {self.item.number}: {self.computed} tokens computed, {self.planned} planned>"
+
+    def introduction(self) -> Start:
+        """What the executor must know before the first row."""
+        item, lease = self.item, self.lease
+        return Start(
+            lease.slot,
+            lease.generation,
+            list(item.tokens),
+            item.prompt_length,
+            item.choice,
+            item.sampling,
+            item.request.pooling,
+            item.first_segment,
+        )
+
+    @property
+    def length(self) -> int:
+        """Tokens known, with the samples in flight."""
+        return len(self.item.tokens) + self.pending
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to be planned. The last token that may be sampled is never computed."""
+        last = self.item.prompt_length + max(0, self.item.max_tokens - 1)
+        return min(self.length, last) - self.planned
+
+    @property
+    def prefilling(self) -> bool:
+        """More than the one token of a decode step is left."""
+        return self.planned < self.item.prompt_length or self.remaining > 1
+
+
+class Runs:
+    """See the module's docstring. Iterates over what runs, least recently served first."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._running: OrderedDict[Item, Run] = OrderedDict()
+        self._stalled: dict[Item, Run] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._running.values())
+
+    def get(self, item: Item) -> Run | None:
+        """The run of an item, running or stalled."""
+        return self._running.get(item) or self._stalled.get(item)
+
+    def start(self, item: Item, matched: list[int], cached: int) -> Run:
+        """Give the item a slot, and the `matched` blocks of the prefix cache with its first `cached` tokens."""
+        lease = self._ledger.open(item.holder)
+        item.request.leases.add(lease.number)
+        self._ledger.share(lease, matched)
+        run = self._running[item] = Run(item, lease, cached)
+        return run
+
+    def note_served(self, run: Run) -> None:
+        self._running.move_to_end(run.item)
+
+    def stall(self, item: Item) -> None:
+        self._stalled[item] = self._running.pop(item)
+
+    def resume(self, item: Item) -> None:
+        self._running[item] = self._stalled.pop(item)
+
+    def end(self, item: Item) -> None:
+        """Let go of what the item has, if it has a run; steps in flight may hold its lease for a while."""
+        run = self._running.pop(item, None) or self._stalled.pop(item, None)
+        if run is not None:
+            run.current = False
+            self.release(run, item.holder)
+
+    def release(self, run: Run, holder: Holder) -> None:
+        """Take a holder off the lease of a run, which may have ended."""
+        if self._ledger.release(run.lease, holder):
+            run.item.request.leases.remove(run.lease.number)
+
+    def victim(self, item: Item) -> Item | None:
+        """Who gives up its blocks for `item`: the youngest that runs; but rather than itself one that is stalled.
+
+        None when others that cannot be evicted hold the rest; they will end.
+        """
+        evictable = [candidate for candidate in self._running if not candidate.secured]
+        youngest = max(evictable, key=lambda candidate: candidate.age)
+        if youngest is not item:
+            return youngest
+        stalled = [candidate for candidate in self._stalled if not candidate.secured]
+        if stalled:
+            return max(stalled, key=lambda candidate: candidate.age)
+        return item if len(evictable) > 1 else None
+
+    def audit(self, items: Sequence[Item]) -> None:
+        """Compare with the states of all items; raises `LedgerError` when they differ."""
+        for state, runs in ((State.RUNNING, self._running), (State.STALLED, self._stalled)):
+            if runs.keys() != {item for item in items if item.state is state}:
+                raise LedgerError(f"the items that are {state} and their runs disagree")
