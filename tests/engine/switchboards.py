@@ -15,7 +15,7 @@ from tenure.core.admission import GateLimits
 from tenure.core.report import Limits, Output
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
-from tenure.engine.loop import Add, EngineSnapshot, Order, Progress
+from tenure.engine.orders import Add, EngineSnapshot, Order, Progress
 from tenure.engine.switchboard import Switchboard
 from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import SamplingParams

@@ -16,7 +16,7 @@ import pytest
 from tenure.core.report import Limits
 from tenure.core.scheduler import Scheduler
 from tenure.engine.io_thread import IOThread
-from tenure.engine.loop import Add, Cancel, EngineSnapshot, Order, Progress, Stop
+from tenure.engine.orders import Add, Cancel, EngineSnapshot, Order, Progress, Stop
 from tenure.engine.switchboard import Switchboard
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire

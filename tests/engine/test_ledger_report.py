@@ -5,7 +5,7 @@ from tenure.core.ledger import LedgerSnapshot
 from tenure.core.lifecycle import State
 from tenure.core.report import Counts, SchedulerSnapshot
 from tenure.engine.ledger_report import engine_ledger
-from tenure.engine.loop import EngineSnapshot
+from tenure.engine.orders import EngineSnapshot
 from tenure.outcomes import FinishReason
 from tenure.wire import messages as wire
 from tests.wire.samples import CARD

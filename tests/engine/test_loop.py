@@ -14,7 +14,8 @@ from tenure.core.plan import RowResult, StepPlan, StepResult
 from tenure.core.report import Limits, Output
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
-from tenure.engine.loop import Add, Cancel, EngineLoop, EngineSnapshot, Finish, Order, Stop
+from tenure.engine.loop import EngineLoop
+from tenure.engine.orders import Add, Cancel, EngineSnapshot, Finish, Order, Stop
 from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import SamplingParams
 from tests.core.executor import ScriptedExecutor

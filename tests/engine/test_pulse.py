@@ -2,7 +2,7 @@
 
 import queue
 
-from tenure.engine.loop import Cancel, Order, Progress
+from tenure.engine.orders import Cancel, Order, Progress
 from tenure.engine.pulse import Pulse
 from tenure.outcomes import Outcome
 

@@ -11,7 +11,7 @@ import pytest
 from tenure.core.admission import GateLimits
 from tenure.core.ledger import LedgerError
 from tenure.core.request import Request
-from tenure.engine.loop import Add, Cancel, Finish, Progress
+from tenure.engine.orders import Add, Cancel, Finish, Progress
 from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import TokenLogprobs
 from tenure.wire import framing

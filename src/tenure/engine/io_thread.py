@@ -13,7 +13,7 @@ import anyio
 from tenure.core.admission import GateLimits
 from tenure.core.report import Output
 from tenure.core.request import Request
-from tenure.engine.loop import EngineSnapshot, Order, Progress, Stop
+from tenure.engine.orders import EngineSnapshot, Order, Progress, Stop
 from tenure.engine.pulse import Pulse
 from tenure.engine.switchboard import Beat, Switchboard, unheard
 from tenure.process.lifeline import end_of_file

@@ -1,12 +1,16 @@
 """An engine's entry of `GET /ledger`: the gate's snapshot and the loop's, joined."""
 
+from itertools import islice
+
 from tenure.core.admission import GateSnapshot
 from tenure.core.lifecycle import State
-from tenure.engine.loop import EngineSnapshot
+from tenure.core.scheduler import Scheduler
+from tenure.engine.orders import EngineSnapshot
 from tenure.outcomes import FinishReason
 from tenure.wire.messages import (
     BlockCounts,
     EngineLedger,
+    HolderRow,
     ItemCounts,
     ModelCard,
     PermitCount,
@@ -14,6 +18,20 @@ from tenure.wire.messages import (
     SlotCounts,
     TokenCounts,
 )
+
+_MAX_HOLDERS = 64
+
+
+def holder_rows(scheduler: Scheduler, now: float) -> list[HolderRow]:
+    """The items that have not ended, oldest request first, but only so many; `now` as in `Request.arrived_at`."""
+    items = (item for request in scheduler.requests() for item in request.items if not item.ended)
+    rows = []
+    for item in islice(items, _MAX_HOLDERS):
+        request, run = item.request, scheduler.run_of(item)
+        blocks = 0 if run is None else len(run.lease.blocks)
+        age = round(max(0.0, now - request.arrived_at), 3)
+        rows.append(HolderRow(str(item.holder), request.public_id, request.label, item.state, blocks, age))
+    return rows
 
 
 def engine_ledger(

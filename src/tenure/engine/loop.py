@@ -8,28 +8,24 @@ immutable snapshot, and only then tells of endings: whoever has seen an ending f
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-import msgspec
-
-from tenure.core.ledger import LedgerError
 from tenure.core.plan import RowResult, StepPlan, StepResult
-from tenure.core.report import Output, SchedulerSnapshot
+from tenure.core.report import Output
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
+from tenure.engine.audit import IdleAudit
 from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.figures import Figures
+from tenure.engine.ledger_report import holder_rows
+from tenure.engine.orders import Add, Cancel, EngineSnapshot, Finish, Order, Port, Progress, Resume, Stall, Stop
 from tenure.engine.threads import ThreadGovernor
-from tenure.outcomes import Outcome
-from tenure.wire.messages import EngineFigures, HolderRow
 
 logger = logging.getLogger("tenure.engine")
 
-_MAX_HOLDERS = 64
 _STEP_FAILED = "the engine failed to compute a step of this request"
-_AUDIT_INTERVAL = 1.0
 
 
 class Executor(Protocol):
@@ -38,60 +34,6 @@ class Executor(Protocol):
     def launch(self, plan: StepPlan) -> None: ...
 
     def land(self) -> StepResult: ...
-
-
-class Add(NamedTuple):
-    request: Request
-
-
-class Cancel(NamedTuple):
-    number: int
-    outcome: Outcome
-
-
-class Finish(NamedTuple):
-    number: int
-    item: int
-
-
-class Stall(NamedTuple):
-    number: int
-
-
-class Resume(NamedTuple):
-    number: int
-
-
-class Stop(NamedTuple):
-    """The last order."""
-
-
-Order = Add | Cancel | Finish | Stall | Resume | Stop
-
-
-class EngineSnapshot(msgspec.Struct, frozen=True, gc=False):
-    """What the loop last published; `sequence` rises with each."""
-
-    sequence: int
-    scheduler: SchedulerSnapshot
-    holders: list[HolderRow]
-    conserved: bool
-    figures: EngineFigures = EngineFigures()
-
-
-class Progress(NamedTuple):
-    """The step that runs, and since when (monotonic seconds); None when the loop waits."""
-
-    step: int
-    since: float | None
-
-
-class Port(Protocol):
-    """Where the loop's words go; called in the loop's thread."""
-
-    def publish(self, snapshot: EngineSnapshot) -> None: ...
-
-    def tell(self, step: int, outputs: list[Output], ended: list[Request]) -> None: ...
 
 
 class EngineLoop:
@@ -123,10 +65,8 @@ class EngineLoop:
         self._figures = Figures()
         self._governor = governor
         self._clock = clock
+        self._audit = IdleAudit(scheduler, clock)
         self._sequence = 0
-        self._audited_at = -_AUDIT_INTERVAL
-        self._audited = True  # nothing has happened since the last audit
-        self._conserved = True
 
     def run(self) -> None:
         """Run until a `Stop` arrives."""
@@ -157,11 +97,11 @@ class EngineLoop:
 
     def _next_order(self) -> Order:
         """Wait for an order. The audit of an idle ledger that came too soon after another is made up for meanwhile."""
-        if not self._scheduler.busy and not self._audited:
+        if (due := self._audit.due_in) is not None:
             try:
-                return self._orders.get(timeout=max(0.0, self._audited_at + _AUDIT_INTERVAL - self._clock()))
+                return self._orders.get(timeout=due)
             except queue.Empty:
-                self._audit()
+                self._audit.run()
                 self._publish()
         return self._orders.get(timeout=self._patience())
 
@@ -226,43 +166,19 @@ class EngineLoop:
             return StepResult(plan.number, [RowResult(r.slot, r.generation, error=_STEP_FAILED) for r in plan.rows])
 
     def _tell(self, outputs: list[Output], ended: list[Request]) -> None:
-        self._audited = False
         now = self._clock()
         self._figures.tell(outputs, now)
         for request in ended:
             request.queue_seconds = self._figures.end(request, now)
-        if not self._scheduler.busy and now - self._audited_at >= _AUDIT_INTERVAL:
-            self._audit()
+        self._audit.note_change()
         self._publish()
         if outputs or ended:
             self._port.tell(self.progress.step, outputs, ended)
 
-    def _audit(self) -> None:
-        self._audited_at, self._audited = self._clock(), True
-        try:
-            self._scheduler.audit()
-        except LedgerError:
-            self._conserved = False
-            logger.exception("the ledger does not add up")
-
     def _publish(self) -> None:
         self._sequence += 1
         snapshot = self._scheduler.snapshot()
-        holders = list(self._holders(self._scheduler.requests()))
-        conserved = self._conserved and snapshot.ledger.conserved
+        holders = holder_rows(self._scheduler, self._clock())
+        conserved = self._audit.conserved and snapshot.ledger.conserved
         figures = self._figures.snapshot()
         self._port.publish(EngineSnapshot(self._sequence, snapshot, holders, conserved, figures))
-
-    def _holders(self, requests: Iterable[Request]) -> Iterable[HolderRow]:
-        now, rows = self._clock(), 0
-        for request in requests:
-            for item in request.items:
-                if item.ended:
-                    continue
-                if rows == _MAX_HOLDERS:
-                    return
-                rows += 1
-                run = self._scheduler.run_of(item)
-                blocks = 0 if run is None else len(run.lease.blocks)
-                age = round(max(0.0, now - request.arrived_at), 3)
-                yield HolderRow(str(item.holder), request.public_id, request.label, item.state, blocks, age)

@@ -20,7 +20,8 @@ from tenure.config import EngineConfig, cores, read_config
 from tenure.core.admission import GateLimits
 from tenure.engine.assembly import Engine, assemble
 from tenure.engine.io_thread import IOThread
-from tenure.engine.loop import EngineLoop, Order
+from tenure.engine.loop import EngineLoop
+from tenure.engine.orders import Order
 from tenure.engine.switchboard import Switchboard
 from tenure.engine.threads import ThreadGovernor
 from tenure.errors import CallerError, ResourceError

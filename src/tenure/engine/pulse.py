@@ -4,7 +4,7 @@ import queue
 import time
 from collections.abc import Callable
 
-from tenure.engine.loop import Order, Progress
+from tenure.engine.orders import Order, Progress
 
 
 class Pulse:

@@ -30,7 +30,7 @@ from tenure.core.ledger import LedgerError
 from tenure.core.report import Output
 from tenure.core.request import Request
 from tenure.engine.ledger_report import engine_ledger
-from tenure.engine.loop import Add, Cancel, EngineSnapshot, Finish, Order, Progress, Resume, Stall
+from tenure.engine.orders import Add, Cancel, EngineSnapshot, Finish, Order, Progress, Resume, Stall
 from tenure.engine.register import Name, Register
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire

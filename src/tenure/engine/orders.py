@@ -1,0 +1,67 @@
+"""What the engine loop and its I/O thread say to each other: orders one way, endings and snapshots the other.
+
+Orders wait in a bounded queue, in the order in which they were given. Everything here is immutable.
+"""
+
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from tenure.core.report import Output, SchedulerSnapshot
+from tenure.core.request import Request
+from tenure.outcomes import Outcome
+from tenure.wire.messages import EngineFigures, HolderRow
+
+
+class Add(NamedTuple):
+    request: Request
+
+
+class Cancel(NamedTuple):
+    number: int
+    outcome: Outcome
+
+
+class Finish(NamedTuple):
+    number: int
+    item: int
+
+
+class Stall(NamedTuple):
+    number: int
+
+
+class Resume(NamedTuple):
+    number: int
+
+
+class Stop(NamedTuple):
+    """The last order."""
+
+
+Order = Add | Cancel | Finish | Stall | Resume | Stop
+
+
+class EngineSnapshot(msgspec.Struct, frozen=True, gc=False):
+    """What the loop last published; `sequence` rises with each."""
+
+    sequence: int
+    scheduler: SchedulerSnapshot
+    holders: list[HolderRow]
+    conserved: bool
+    figures: EngineFigures = EngineFigures()
+
+
+class Progress(NamedTuple):
+    """The step that runs, and since when (monotonic seconds); None when the loop waits."""
+
+    step: int
+    since: float | None
+
+
+class Port(Protocol):
+    """Where the loop's words go; called in the loop's thread."""
+
+    def publish(self, snapshot: EngineSnapshot) -> None: ...
+
+    def tell(self, step: int, outputs: list[Output], ended: list[Request]) -> None: ...
