@@ -10,11 +10,12 @@ from starlette.datastructures import Headers
 from starlette.types import Send
 
 from tenure.api import errors
+from tenure.api.arrival import Terms
 from tenure.api.context import AppContext
 from tenure.api.errors import ApiError
 from tenure.api.sse import EventStream
 from tenure.api.translate import translate
-from tenure.api.visit import Stage, Terms, Visit
+from tenure.api.visit import Stage, Visit
 from tenure.client import GenerationHandle, Opener
 from tenure.config import HttpLimits
 from tenure.wire.messages import Submit

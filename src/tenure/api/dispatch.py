@@ -2,7 +2,7 @@
 
 import logging
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from tenure.api.call import Call
 from tenure.api.context import AppContext
@@ -23,7 +23,7 @@ class Dispatcher:
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         visit: Visit = scope["extensions"][VISIT_KEY]
         call = Call(visit, self._context, send, self._limits)
-        if visit.arrival.method == "OPTIONS" and "OPTIONS" not in visit.arrival.route.methods:
+        if visit.arrival.asks_options and "OPTIONS" not in visit.arrival.route.methods:
             await call.respond(204, b"", headers={"allow": ", ".join((*visit.arrival.route.methods, "OPTIONS"))})
             return
         try:
@@ -43,3 +43,23 @@ async def _answer_failure(call: Call, visit: Visit, exc: Exception) -> None:
         await call.respond_error(error)
     elif visit.stage is Stage.STARTED:
         raise exc
+
+
+def inner_scope(scope: Scope, visit: Visit) -> Scope:
+    """What the guard hands inwards, for the dispatcher to find the visit in."""
+    return {**scope, "extensions": {**scope.get("extensions", {}), VISIT_KEY: visit}}
+
+
+def replay(visit: Visit) -> Receive:
+    """A `receive` that gives the body once, and `http.disconnect` when the visit is over."""
+    given = False
+
+    async def receive() -> Message:
+        nonlocal given
+        if not given:
+            given = True
+            return {"type": "http.request", "body": visit.body, "more_body": False}
+        await visit.over.wait()
+        return {"type": "http.disconnect"}
+
+    return receive

@@ -16,26 +16,26 @@ wrap `receive` and `send` as it likes. Neither is on the way between the client'
 
 import logging
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import anyio
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tenure.api import errors, intake
 from tenure.api.account import account_of
-from tenure.api.dispatch import VISIT_KEY
+from tenure.api.arrival import Terms, arrive, in_origin_form
+from tenure.api.dispatch import inner_scope, replay
 from tenure.api.errors import ApiError
 from tenure.api.http_protocol import CONNECTION_KEY, Connection
 from tenure.api.journal import Journal, Tally, Times
+from tenure.api.not_http import answer_other
 from tenure.api.outlet import Outlet
 from tenure.api.reporting import Reporter
-from tenure.api.routes import Match, Route, RouteTable
-from tenure.api.visit import Arrival, Stage, Terms, Visit
+from tenure.api.routes import Match, RouteTable
+from tenure.api.visit import Stage, Visit
 from tenure.config import HttpLimits, KeyRing
 
 CANCEL_SECONDS = "cancel_seconds"
@@ -105,14 +105,11 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._serve_http(scope, receive, send)
-        elif scope["type"] == "lifespan":
-            await _answer_lifespan(receive, send)
         else:
-            await receive()
-            await send({"type": "websocket.close", "code": 1000})
+            await answer_other(scope, receive, send)
 
     async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope = _in_origin_form(scope)
+        scope = in_origin_form(scope)
         match = self._match(scope["method"], scope["path"])
         connection: Connection | None = scope.get("extensions", {}).get(CONNECTION_KEY)
         visit = _open_visit(scope, match, self._tally)
@@ -172,7 +169,7 @@ class Guard:
                     await self._take_body(visit, receive)
                     if connection is None:
                         group.start_soon(self._watch_receive, visit, receive)
-                    await self._app(_inner_scope(scope, visit), _replay(visit), outlet.send)
+                    await self._app(inner_scope(scope, visit), replay(visit), outlet.send)
                 except intake.ClientGone:
                     self._note_gone(visit, connection)
                 except Exception as exc:
@@ -188,22 +185,22 @@ class Guard:
         arrival, headers = visit.arrival, visit.arrival.headers
         if match is None:
             raise errors.route_not_found(arrival.path)
-        if not match.allowed and arrival.method != "OPTIONS":
+        if not match.allowed and not arrival.asks_options:
             raise errors.method_not_allowed(arrival.method, match.allow)
         owner = ""
-        if not arrival.route.open_without_key and arrival.method != "OPTIONS":
+        if not arrival.route.open_without_key and not arrival.asks_options:
             owner = intake.check_key(headers, self._keys)
         if arrival.label_refusal is not None:
             raise arrival.label_refusal
         visit.terms = Terms(intake.read_rank(headers), intake.read_timeout(headers), owner)
         if visit.work and self._draining is not None:
             raise self._draining
-        if arrival.route.body and arrival.method != "OPTIONS":
+        if arrival.route.body and not arrival.asks_options:
             intake.check_media_type(headers)
             intake.check_length(headers, self._limits.max_body_bytes)
 
     async def _take_body(self, visit: Visit, receive: Receive) -> None:
-        if not visit.arrival.route.body or visit.arrival.method == "OPTIONS":
+        if not visit.arrival.route.body or visit.arrival.asks_options:
             return
         visit.body = await intake.read_body(receive, self._limits, partial(self._hold, visit))
         visit.body_complete = True
@@ -250,38 +247,10 @@ class Guard:
         visit.leave(time.monotonic())
 
 
-def _in_origin_form(scope: Scope) -> Scope:
-    """A target may name scheme and host before the path (RFC 9112, 3.2.2)."""
-    scheme, separator, rest = scope["path"].partition("://")
-    if not separator or scheme.lower() not in ("http", "https"):
-        return scope
-    return {**scope, "path": "/" + rest.partition("/")[2]}
-
-
 def _open_visit(scope: Scope, match: Match | None, tally: Tally) -> Visit:
-    route = UNROUTED if match is None else match.route
-    headers = Headers(scope=scope)
-    label, label_refusal = _read_label(headers)
-    arrival = Arrival(
-        route=route,
-        method=scope["method"],
-        path=scope["path"],
-        path_params={} if match is None else match.path_params,
-        headers=headers,
-        request_id=route.id_prefix + uuid.uuid4().hex,
-        label=label,
-        label_refusal=label_refusal,
-        received_at=time.monotonic(),
-    )
+    arrival = arrive(scope, match, time.monotonic())
     journal = Journal(tally, Times(arrival.received_at))
-    return Visit(arrival, journal, work=route.work and scope["method"] != "OPTIONS")
-
-
-def _read_label(headers: Headers) -> tuple[str, ApiError | None]:
-    try:
-        return intake.read_label(headers), None
-    except ApiError as error:
-        return "", error
+    return Visit(arrival, journal, work=arrival.route.work and not arrival.asks_options)
 
 
 def _record_failure(visit: Visit, exc: Exception) -> None:
@@ -290,38 +259,3 @@ def _record_failure(visit: Visit, exc: Exception) -> None:
         return
     logger.error("request %s failed", visit.arrival.request_id, exc_info=exc)
     visit.fail(errors.internal_error())
-
-
-def _inner_scope(scope: Scope, visit: Visit) -> Scope:
-    return {**scope, "extensions": {**scope.get("extensions", {}), VISIT_KEY: visit}}
-
-
-def _replay(visit: Visit) -> Receive:
-    """A `receive` that gives the body once, and `http.disconnect` when the visit is over."""
-    given = False
-
-    async def receive() -> Message:
-        nonlocal given
-        if not given:
-            given = True
-            return {"type": "http.request", "body": visit.body, "more_body": False}
-        await visit.over.wait()
-        return {"type": "http.disconnect"}
-
-    return receive
-
-
-async def _unrouted(_call: object) -> None:
-    raise AssertionError("the guard refuses before this runs")
-
-
-UNROUTED = Route("", (), _unrouted)
-"""Stands for the route of a request that has none."""
-
-
-async def _answer_lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

@@ -11,17 +11,13 @@ Invariants: `stage` only moves forward; `gone_at` and `error` are each set at mo
 `finished`, except that an error answer is finished after `error` was set.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 import anyio
-from starlette.datastructures import Headers
 
+from tenure.api.arrival import Arrival, Terms
 from tenure.api.errors import ApiError
 from tenure.api.journal import Journal
-from tenure.api.routes import Route
 from tenure.outcomes import Outcome
 
 
@@ -31,36 +27,6 @@ class Stage(Enum):
     OPEN = "open"
     STARTED = "started"
     FINISHED = "finished"
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """What is known of a request from its head."""
-
-    route: Route
-    method: str
-    path: str
-    path_params: Mapping[str, str]
-    headers: Headers
-    request_id: str
-    """Made here: the id of the response, and the only identity there is; the route's prefix and 32 hexadecimal digits."""
-    label: str
-    """The caller's `X-Request-Id`, checked to be printable ASCII; empty when absent or refused."""
-    label_refusal: ApiError | None
-    """Raised when the label's turn among the checks comes."""
-    received_at: float
-    """Monotonic seconds."""
-
-
-class Terms(NamedTuple):
-    """What the head of a request asks of the engine, and for whom."""
-
-    rank: int | None = None
-    """`X-data-parallel-rank`: which engine of the model; its range unchecked."""
-    timeout: float | None = None
-    """`X-Request-Timeout`: seconds from its arrival in which it must be over."""
-    owner: str = ""
-    """What stands for the API key that it came with."""
 
 
 class Visit:
