@@ -16,6 +16,8 @@ from tenure.api.pooling_job import Vectors
 ENCODER = msgspec.json.Encoder()
 CHARACTERS_PER_NUMBER = 12
 _EXACT_POWERS = 22  # a float64 holds powers of ten up to this one exactly
+_POWERS = np.array([float(10**power) for power in range(_EXACT_POWERS + 1)])
+_POWERS.flags.writeable = False
 
 
 def vector_numbers(vectors: Vectors) -> msgspec.Raw:
@@ -60,8 +62,8 @@ def shortest(numbers: Vectors) -> npt.NDArray[np.float64]:
 
 def _round(numbers: npt.NDArray[np.float64], places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Round to so many decimal places each; negative ones are left of the point."""
-    up = 10.0 ** np.clip(places, 0, _EXACT_POWERS)
-    down = 10.0 ** np.clip(-places, 0, _EXACT_POWERS)
+    up = _POWERS[np.minimum(np.maximum(places, 0), _EXACT_POWERS)]
+    down = _POWERS[np.minimum(np.maximum(-places, 0), _EXACT_POWERS)]
     rounded: npt.NDArray[np.float64] = np.rint(numbers * up / down) / up * down
     return rounded
 
