@@ -5,7 +5,7 @@ A document has 250 words, which are 252 tokens, as many as MiniLM reads; so the 
 
 1. Tokens computed after the last client left, from the server's counters. There are two figures: one from a sample
    taken just before the clients leave, which is never too small, and one from a sample taken just after. Tenure's
-   counter moves when a step is planned, and at most two are planned at a time. And the time from the last close until
+   counter moves when a step ends, so the step that runs meanwhile is in both. And the time from the last close until
    all of `/ledger` is at rest (for the peer: until nothing runs or waits, and its counter stands still).
 2. The latency of a rerank of one short document that is sent right after the last close, beside the same on the server
    at rest (a median of 10).
