@@ -57,7 +57,7 @@ def test_a_request_that_is_cancelled_in_prefill_has_no_prefill_time() -> None:
     rig = Rig(max_tokens=4)
     rig.orders.put(Add(request(1, length=60)))
     rig.loop._receive(wait=False)
-    plan = rig.scheduler.plan(rig.loop._budget())
+    plan = rig.scheduler.plan(rig.loop._pace.budget())
     assert plan is not None
     rig.loop._step(plan)
     rig.run(Cancel(1, Outcome.CLIENT_CANCELLED), ends=1)

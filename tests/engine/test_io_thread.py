@@ -5,6 +5,7 @@ import queue
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +14,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from tenure.core.admission import GateLimits
+from tenure.core.plan import StepResult
 from tenure.core.report import Limits
 from tenure.core.scheduler import Scheduler
+from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.io_thread import IOThread
+from tenure.engine.loop import EngineLoop
 from tenure.engine.orders import Add, Cancel, EngineSnapshot, Order, Progress, Stop
+from tenure.engine.pace import Pace
 from tenure.engine.switchboard import Switchboard
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
+from tests.core.executor import ScriptedExecutor
 from tests.engine.switchboards import ROOMY, output, submit
 from tests.wire.samples import CARD
 
@@ -135,6 +142,59 @@ def test_what_the_loop_tells_arrives_whole_and_in_order(tmp_path: Path) -> None:
         heard = [peer.hear() for _ in range(5001)]
         assert [message.outputs[0].tokens for message in heard[:-1]] == [[step] for step in range(5000)]
         assert isinstance(heard[-1], wire.Ended)
+
+
+class HeldExecutor(ScriptedExecutor):
+    """Stands still in every step until it is told to go on."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.computing = threading.Event()
+        self.go_on = threading.Event()
+
+    def land(self) -> StepResult:
+        self.computing.set()
+        assert self.go_on.wait(60)
+        return super().land()
+
+
+def test_admission_answers_while_a_step_is_being_computed(tmp_path: Path) -> None:
+    """Questions, cancels and the ledger are dealt with at once; what they order is done when the step has landed."""
+    limits = Limits(max_model_len=64, num_blocks=64, block_size=4, num_slots=8)
+    executor = HeldExecutor(limits)
+    with running(tmp_path) as rig:
+        pace = Pace(StepCostEstimator(), max_tokens=64, step_time=0.0)
+        loop = EngineLoop(Scheduler(limits), executor, rig.orders, rig.thread, pace)
+        gate = GateLimits(items=3, tokens=100, capacity=60, vocabulary_size=32)
+        rig.thread.open_for_business(CARD, gate, rig.orders, lambda: loop.progress)
+        computing = threading.Thread(target=loop.run)
+        computing.start()
+        try:
+            peer = rig.connect()
+            assert isinstance(peer.hear(), wire.Ready)
+            peer.say(submit(1))
+            assert peer.hear() == wire.Admitted(request=1)
+            assert executor.computing.wait(60)
+            peer.say(submit(2), submit(3), submit(4), wire.AskLedger(sequence=1))
+            assert [peer.hear(), peer.hear()] == [wire.Admitted(request=2), wire.Admitted(request=3)]
+            refused = peer.hear()
+            assert (refused.request, refused.outcome, refused.code) == (4, Outcome.QUEUE_FULL, "queue_full")
+            assert refused.retry_after >= 1
+            assert peer.hear().ledger.permits.items.held == 3
+            left = wire.Cancel(request=1, outcome=Outcome.CLIENT_CANCELLED)
+            peer.say(left, wire.Cancel(request=2, outcome=Outcome.ABORTED), wire.AskLedger(sequence=2))
+            assert peer.hear().sequence == 2, "both have been taken in"
+            executor.go_on.set()
+            ended = {}
+            while len(ended) < 3:
+                heard = peer.hear()
+                if isinstance(heard, wire.Ended):
+                    ended[heard.request] = heard.outcome
+            assert ended == {1: Outcome.CLIENT_CANCELLED, 2: Outcome.ABORTED, 3: Outcome.OK}
+        finally:
+            executor.go_on.set()
+            rig.orders.put(Stop())
+            computing.join(60)
 
 
 def test_stopping_ends_the_thread_and_its_connections(tmp_path: Path) -> None:

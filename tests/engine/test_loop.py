@@ -14,8 +14,10 @@ from tenure.core.plan import RowResult, StepPlan, StepResult
 from tenure.core.report import Limits, Output
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
+from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.loop import EngineLoop
-from tenure.engine.orders import Add, Cancel, EngineSnapshot, Finish, Order, Stop
+from tenure.engine.orders import Add, Cancel, EngineSnapshot, Finish, Order, Resume, Stall, Stop
+from tenure.engine.pace import Pace
 from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import SamplingParams
 from tests.core.executor import ScriptedExecutor
@@ -132,8 +134,7 @@ class Rig:
             self.executor,
             self.orders,
             self.port,
-            max_tokens=max_tokens,
-            step_time=0.0,
+            Pace(StepCostEstimator(), max_tokens=max_tokens, step_time=0.0),
             clock=self.clock,
         )
 
@@ -188,6 +189,73 @@ def test_orders_are_obeyed_in_order() -> None:
     assert rig.port.ended == [(2, Outcome.DEADLINE), (1, Outcome.OK)]
     assert rig.port.tokens == {1: 4}
     assert rig.port.snapshots[-1].scheduler.counts.unmatched == 2
+
+
+def due(number: int, *, begin_by: float | None = None, end_by: float | None = None, **more: int) -> Request:
+    asked = request(number, **more)
+    asked.begin_by, asked.end_by = begin_by, end_by
+    return asked
+
+
+def test_what_is_late_gets_no_further_step() -> None:
+    """A step takes 0.01 s here: five fit before the first is due, and the other goes on alone."""
+    rig = Rig()
+    rig.run(Add(due(1, end_by=100.05, max_tokens=50)), Add(request(2, max_tokens=9)))
+    assert rig.port.ended == [(1, Outcome.DEADLINE), (2, Outcome.OK)]
+    assert [len(plan.rows) for plan in rig.executor.plans] == [2] * 5 + [1] * 4
+    late = next(ended for told in rig.port.told for ended in told.ended if ended.number == 1)
+    assert "longer than it may" in late.message
+
+
+def test_what_waits_too_long_gets_no_step_at_all() -> None:
+    rig = Rig()
+    running = [Add(request(number, max_tokens=20)) for number in range(1, 5)]
+    rig.run(*running, Add(due(5, begin_by=100.05)), Add(due(6, begin_by=100.05, end_by=200.0)))
+    assert {number for number, outcome in rig.port.ended if outcome is Outcome.DEADLINE} == {5, 6}
+    assert set(rig.port.tokens) == {1, 2, 3, 4}
+
+
+def test_a_limit_on_waiting_does_not_concern_what_has_begun() -> None:
+    rig = Rig()
+    rig.run(Add(due(1, begin_by=100.02, max_tokens=20)))
+    assert rig.port.ended == [(1, Outcome.OK)]
+
+
+def test_a_loop_that_has_nothing_to_compute_wakes_for_a_deadline() -> None:
+    """All that is open is stalled; only time passes."""
+    rig = Rig()
+    passing = rig.clock.__class__.__call__
+
+    def tick() -> float:
+        rig.clock.now += 0.01
+        return passing(rig.clock)
+
+    rig.loop = EngineLoop(
+        rig.scheduler,
+        rig.executor,
+        rig.orders,
+        rig.port,
+        Pace(StepCostEstimator(), max_tokens=64, step_time=0.0),
+        clock=tick,
+    )
+    rig.run(Add(due(1, end_by=101.0)), Stall(1))
+    assert rig.port.ended == [(1, Outcome.DEADLINE)]
+    assert rig.executor.plans == []
+
+
+def test_a_stalled_request_gets_no_step_until_it_is_resumed() -> None:
+    rig = Rig()
+
+    def pace(told: Told) -> None:
+        if told.step == 3 and told.outputs:
+            rig.orders.put(Stall(1))
+        if told.step == 8 and told.outputs:
+            rig.orders.put(Resume(1))
+
+    rig.port.on_told = pace
+    rig.run(Add(request(1, max_tokens=10)), Add(request(2, max_tokens=15)))
+    assert [len(plan.rows) for plan in rig.executor.plans] == [2] * 3 + [1] * 5 + [2] * 7
+    assert rig.port.tokens == {1: 10, 2: 15}
 
 
 def test_a_cancel_ends_a_request_within_the_step() -> None:
