@@ -5,6 +5,7 @@ import anyio.lowlevel
 import pytest
 
 from tenure.client import EndOfGeneration, EngineClient, GenerationFailed, GenerationHandle, Refusal
+from tenure.client.generation import STALL_ABOVE
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
 from tests.client.engines import SUBMIT, Bench, ObedientEngine, bench, output
@@ -343,5 +344,79 @@ def test_any_other_ending_is_raised(outcome: Outcome) -> None:
                         await handler.handle.receive()
                     assert caught.value.outcome is outcome
                 handler.leave.set()
+
+    run(scenario)
+
+
+def test_a_reader_that_does_not_keep_up_stalls_its_request_and_goes_on_with_everything() -> None:
+    async def scenario() -> None:
+        async with bench() as rig:
+            engine = await rig.accept_ready()
+            handler = Handler(rig.client)
+            async with anyio.create_task_group() as group:
+                group.start_soon(handler.run)
+                number = (await engine.hear(wire.Submit)).request
+                await engine.say(wire.Admitted(request=number))
+                await handler.admitted.wait()
+                assert handler.handle is not None
+                for _ in range(2):  # it may fall behind again
+                    await engine.say(*(output(number, token) for token in range(STALL_ABOVE)))
+                    await engine.say_and_be_heard(rig.client, output(number, STALL_ABOVE), output(number, -1))
+                    assert await engine.hear(wire.Stall) == wire.Stall(request=number), "told once"
+                    received = await handler.handle.receive()
+                    assert [item.tokens[0] for item in received] == [*range(STALL_ABOVE + 1), -1]
+                    assert await engine.hear(wire.Resume) == wire.Resume(request=number)
+                await engine.say(wire.Ended(request=number, outcome=Outcome.OK))
+                handler.leave.set()
+
+    run(scenario)
+
+
+def test_a_request_that_fails_with_an_outcome_of_its_own_is_cancelled_with_it() -> None:
+    class Stalled(Exception):
+        outcome = Outcome.STALLED
+
+    async def scenario() -> None:
+        async with bench() as rig:
+            engine = await rig.accept_ready()
+
+            async def fail() -> None:
+                with pytest.raises(Stalled):
+                    async with rig.client.open(SUBMIT):
+                        raise Stalled
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(fail)
+                number = (await engine.hear(wire.Submit)).request
+                await engine.say(wire.Admitted(request=number))
+                assert (await engine.hear(wire.Cancel)).outcome is Outcome.STALLED
+                await engine.say(wire.Ended(request=number, outcome=Outcome.STALLED))
+
+    run(scenario)
+
+
+def test_requests_are_ended_by_name() -> None:
+    answers: list[object] = []
+
+    async def scenario() -> None:
+        async with bench() as rig:
+
+            async def ask(*ids: str) -> None:
+                answers.append(await rig.client.cancel_by_name(ids, ["job"], "alice"))
+
+            await ask("cmpl-1")  # nobody is there
+            engine = await rig.accept_ready()
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask, "cmpl-1", "cmpl-2")
+                asked = await engine.hear(wire.CancelByName)
+                assert (asked.ids, asked.labels, asked.owner) == (["cmpl-1", "cmpl-2"], ["job"], "alice")
+                found = [wire.CancelledRequest("cmpl-2", Outcome.ABORTED, 0.5)]
+                await engine.say(wire.CancelledByName(sequence=asked.sequence + 100, requests=[]))
+                await engine.say(wire.CancelledByName(sequence=asked.sequence, requests=found))
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask, "cmpl-1")
+                await engine.hear(wire.CancelByName)
+                await engine.hang_up()  # what was asked is answered by nobody
+            assert answers == [None, found, None]
 
     run(scenario)
