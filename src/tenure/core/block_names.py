@@ -1,7 +1,9 @@
 """What the blocks of an item's text are called in the prefix cache, and whose blocks are in it at all."""
 
+from tenure.core.ledger import Ledger
 from tenure.core.prefix_cache import BlockHash, chain_hashes
 from tenure.core.request import Item
+from tenure.core.runs import Run
 
 
 class BlockNames:
@@ -31,3 +33,12 @@ class BlockNames:
     def usable(self, item: Item) -> list[BlockHash]:
         """The names of the blocks that may be taken from the cache: at least one token is always left to compute."""
         return self.of(item, (len(item.tokens) - 1) // self._block_size) if self.shared(item) else []
+
+    def publish(self, run: Run, ledger: Ledger) -> None:
+        """Let others find the blocks that are complete now."""
+        if not self.shared(run.item):
+            return
+        complete = run.computed // self._block_size
+        for index, name in enumerate(self.of(run.item, complete)[run.published :], run.published):
+            ledger.publish(run.lease, index, name)
+        run.published = complete

@@ -17,6 +17,7 @@ The engine loop is the only thread that touches this object.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -62,17 +63,15 @@ class LedgerSnapshot(msgspec.Struct, frozen=True, gc=False):
         return in_use == self.total and min(self.free, self.cached, self.leased, self.quarantined) >= 0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Lease:
     """A slot, the blocks of one block table, and their holders. Only the ledger changes it."""
 
-    __slots__ = ("blocks", "generation", "holders", "number", "slot")
-
-    def __init__(self, number: int, slot: int, generation: int, holder: Holder) -> None:
-        self.number = number
-        self.slot = slot
-        self.generation = generation
-        self.blocks: list[int] = []
-        self.holders: set[Holder] = {holder}
+    number: int
+    slot: int
+    generation: int
+    holders: set[Holder]
+    blocks: list[int] = field(default_factory=list)
 
     def __repr__(self) -> str:
         holders = ", ".join(sorted(map(str, self.holders)))
@@ -118,7 +117,7 @@ class Ledger:
         slot = self._free_slots.pop()
         self._generations[slot] += 1
         self._opened += 1
-        lease = Lease(self._opened, slot, self._generations[slot], holder)
+        lease = Lease(self._opened, slot, self._generations[slot], {holder})
         self._leases[lease.number] = lease
         return lease
 

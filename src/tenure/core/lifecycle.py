@@ -4,8 +4,8 @@ An item is one sequence of a request (one of `n`, one prompt of a list). `step` 
 anything else changes; an event that the table does not know in a state raises `IllegalTransition` and leaves all
 as it was. The scheduler is the only caller that changes an item's state, and does so through this table alone.
 
-`received` and `refused` are the gate's; an item exists from `admitted` on. `fetching_kv` and `stalled` are for KV
-transfer and for slow readers; the scheduler does not use them yet.
+`received` and `refused` are the gate's; an item exists from `admitted` on. `fetching_kv` is for KV transfer; the
+scheduler does not use it yet.
 
 How each state is left, so that none can last for ever:
 
@@ -87,15 +87,3 @@ def step(state: State, event: Event) -> State:
     if following is None:
         raise IllegalTransition(f"{event} is not possible when {state}")
     return following
-
-
-def diagram() -> str:
-    """The table as a Mermaid state diagram, for the docs."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.RECEIVED}"]
-    lines += [
-        f"    {state} --> {following}: {event}"
-        for state, events in TRANSITIONS.items()
-        for event, following in events.items()
-    ]
-    lines += [f"    {state} --> [*]" for state in State if state in FINAL]
-    return "\n".join(lines) + "\n"

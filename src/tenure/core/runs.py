@@ -27,6 +27,7 @@ class Run:
     pending: int = 0  # samples in flight
     published: int = field(init=False)  # full blocks that the prefix cache has been told of
     told_blocks: int = 0  # how much of the block table the executor knows
+    introduced: bool = False  # the executor knows of it
     current: bool = True  # the item has not left or been evicted since
 
     def __post_init__(self) -> None:
@@ -37,8 +38,8 @@ class Run:
         return f"<Run of item {self.item.number}: {self.computed} tokens computed, {self.planned} planned>"
 
     def introduction(self) -> Start:
-        """What the executor must know before the first row."""
-        item, lease = self.item, self.lease
+        """What the executor must know before the first row; to be asked for once."""
+        item, lease, self.introduced = self.item, self.lease, True
         return Start(
             lease.slot,
             lease.generation,

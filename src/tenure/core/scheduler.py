@@ -27,7 +27,7 @@ from tenure.core.finish import finish_of
 from tenure.core.ledger import Ledger, LedgerError
 from tenure.core.lifecycle import Event, State
 from tenure.core.open_requests import OpenRequests
-from tenure.core.plan import Row, RowResult, Start, StepPlan, StepResult
+from tenure.core.plan import Row, RowResult, StepPlan, StepResult
 from tenure.core.report import Counts, Effects, Limits, Output, SchedulerSnapshot
 from tenure.core.request import Item, Request
 from tenure.core.runs import Run, Runs
@@ -137,25 +137,26 @@ class Scheduler:
 
     def plan(self, budget: StepBudget) -> StepPlan | None:
         """The next step, or None when nothing can be computed before a step lands or a request arrives."""
-        flights, starts, evicted = self._fill(budget)
+        flights, evicted = self._fill(budget)
         while evicted and not flights:  # what was chosen gave up its blocks: others may go on now
-            flights, starts, evicted = self._fill(budget)
+            flights, evicted = self._fill(budget)
         if not flights:
             return None
+        starts = [flight.run.introduction() for flight in flights if not flight.run.introduced]
         self.counts.steps += 1
         self._steps.launch(self.counts.steps, flights)
         for flight in flights:
             self._runs.note_served(flight.run)
         return StepPlan(self.counts.steps, starts, [flight.row for flight in flights])
 
-    def _fill(self, budget: StepBudget) -> tuple[list[Flight], list[Start], bool]:
-        """Rows for one budget, what the executor must know of new items, and whether an item was evicted."""
+    def _fill(self, budget: StepBudget) -> tuple[list[Flight], bool]:
+        """Rows for one budget, and whether an item was evicted."""
         prompts_due = len(self._waiting) > 0 or any(run.prefilling for run in self._runs)
         purse = Purse(budget, _PROMPT_SHARE if prompts_due else 0.0)
         preemptions = self.counts.preemptions
         flights = self._allocate(self._choose(purse))
-        starts = (self._start_waiting if self.limits.paged else self._start_whole)(purse, flights)
-        return flights, starts, self.counts.preemptions > preemptions
+        (self._start_waiting if self.limits.paged else self._start_whole)(purse, flights)
+        return flights, self.counts.preemptions > preemptions
 
     def _choose(self, purse: Purse) -> list[tuple[Run, int]]:
         """What runs, and how many tokens each may advance: items that decode first, then prompts."""
@@ -194,12 +195,8 @@ class Scheduler:
                 return False
         return True
 
-    def _start_waiting(self, purse: Purse, flights: list[Flight]) -> list[Start]:
-        """Add waiting items to `flights`, oldest first, up to the first for which slots, blocks or budget do not last.
-
-        Returns what the executor must know of them.
-        """
-        starts: list[Start] = []
+    def _start_waiting(self, purse: Purse, flights: list[Flight]) -> None:
+        """Add waiting items to `flights`, oldest first, up to the first that slots, blocks or budget do not allow."""
         least = 0 if any(flight.row.count > 1 for flight in flights) else self.limits.block_size
         while self.ledger.available_slots and (item := self._waiting.head()) is not None:
             matched = self.ledger.cache.match(self.names.usable(item))
@@ -213,26 +210,19 @@ class Scheduler:
             if not count:
                 break
             least = 0
-            run = self._start(item, matched)
-            starts.append(run.introduction())
-            flights.append(self._book(run, count, reserve=fresh))
-        return starts
+            flights.append(self._book(self._start(item, matched), count, reserve=fresh))
 
     def _needed(self, item: Item) -> int:
         """For how many tokens an item gets blocks when it starts; if it was evicted often, for all it may ever have."""
         most = item.prompt_length + item.max_tokens
         return most if item.secured else min(len(item.tokens) + 1, self.limits.capacity)
 
-    def _start_whole(self, purse: Purse, flights: list[Flight]) -> list[Start]:
+    def _start_whole(self, purse: Purse, flights: list[Flight]) -> None:
         """The same for a model that reads each text in one piece: at least one, however long."""
-        starts: list[Start] = []
         while self.ledger.available_slots and (item := self._waiting.head()) is not None:
             if not purse.take_all(len(item.tokens), anyway=not flights):
                 break
-            run = self._start(item, [])
-            starts.append(run.introduction())
-            flights.append(self._book(run, len(item.tokens)))
-        return starts
+            flights.append(self._book(self._start(item, []), len(item.tokens)))
 
     def _start(self, item: Item, matched: list[int]) -> Run:
         run = self._runs.start(item, matched, len(matched) * self.limits.block_size)
@@ -288,7 +278,7 @@ class Scheduler:
         if result.error is not None:
             self._fail(item.request, result.outcome, result.error)
             return []
-        self._publish(run)
+        self.names.publish(run, self.ledger)
         item.note_prompt_logprobs(row.start, result.prompt_logprobs)
         if run.computed >= item.prompt_length:
             self._enqueue_followers(item)
@@ -320,15 +310,6 @@ class Scheduler:
             self.finish_reasons[reason] += 1
             self._leave(item, Event.FINISH)
         return output
-
-    def _publish(self, run: Run) -> None:
-        """Let others find the blocks that are complete now."""
-        if not self.names.shared(run.item):
-            return
-        complete = run.computed // self.limits.block_size
-        for index, name in enumerate(self.names.of(run.item, complete)[run.published :], run.published):
-            self.ledger.publish(run.lease, index, name)
-        run.published = complete
 
     # leaving
 

@@ -9,7 +9,6 @@ import logging
 import queue
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 from tenure.core.plan import RowResult, StepPlan, StepResult
@@ -17,11 +16,10 @@ from tenure.core.report import Output
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
 from tenure.engine.audit import IdleAudit
-from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.figures import Figures
 from tenure.engine.ledger_report import holder_rows
 from tenure.engine.orders import Add, Cancel, EngineSnapshot, Finish, Order, Port, Progress, Resume, Stall, Stop
-from tenure.engine.threads import ThreadGovernor
+from tenure.engine.pace import Pace
 
 logger = logging.getLogger("tenure.engine")
 
@@ -37,10 +35,7 @@ class Executor(Protocol):
 
 
 class EngineLoop:
-    """See the module's docstring. `step_time` in seconds, 0 for no bound; `max_tokens` bounds a step's tokens.
-
-    Without a `governor` the number of threads stays as it is.
-    """
+    """See the module's docstring. `clock` is that of `Request.arrived_at`, in seconds."""
 
     def __init__(
         self,
@@ -48,11 +43,7 @@ class EngineLoop:
         executor: Executor,
         orders: "queue.Queue[Order]",
         port: Port,
-        *,
-        max_tokens: int,
-        step_time: float,
-        estimator: StepCostEstimator | None = None,
-        governor: ThreadGovernor | None = None,
+        pace: Pace,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.progress = Progress(0, None)
@@ -60,10 +51,8 @@ class EngineLoop:
         self._executor = executor
         self._orders = orders
         self._port = port
-        self._estimator = estimator or StepCostEstimator()
-        self._budget = partial(self._estimator.budget, max_tokens, step_time)
+        self._pace = pace
         self._figures = Figures()
-        self._governor = governor
         self._clock = clock
         self._audit = IdleAudit(scheduler, clock)
         self._sequence = 0
@@ -74,7 +63,7 @@ class EngineLoop:
         idle = True
         while self._receive(wait=idle):
             self._expire()
-            plan = self._scheduler.plan(self._budget())
+            plan = self._scheduler.plan(self._pace.budget())
             idle = plan is None
             if plan is not None:
                 self._step(plan)
@@ -132,19 +121,14 @@ class EngineLoop:
         return []
 
     def _step(self, plan: StepPlan) -> None:
-        if self._governor is not None:
-            self._governor.prepare()
+        self._pace.prepare()
         started = self._clock()
         self.progress = Progress(plan.number, started)
         self._note_start(plan, started)
         effects = self._scheduler.land(self._execute(plan))
         self.progress = Progress(plan.number, None)
-        tokens = sum(row.count for row in plan.rows)
-        context = sum(row.count * (row.start + (row.count + 1) / 2) for row in plan.rows)
         seconds = self._clock() - started
-        if self._governor is not None:
-            self._governor.learn(self._estimator.predict(tokens, context), seconds)
-        self._estimator.observe(tokens, context, seconds)
+        self._pace.learn(plan, seconds)
         self._figures.step(plan, seconds)
         self._tell(effects.outputs, effects.ended)
 

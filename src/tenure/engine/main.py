@@ -22,6 +22,7 @@ from tenure.engine.assembly import Engine, assemble
 from tenure.engine.io_thread import IOThread
 from tenure.engine.loop import EngineLoop
 from tenure.engine.orders import Order
+from tenure.engine.pace import Pace
 from tenure.engine.switchboard import Switchboard
 from tenure.engine.threads import ThreadGovernor
 from tenure.errors import CallerError, ResourceError
@@ -65,16 +66,13 @@ def main() -> int:
 
 def _run(engine: Engine, config: EngineConfig, io_thread: IOThread, report: int) -> None:
     orders: queue.Queue[Order] = queue.Queue(_ORDERS_PER_ITEM * _item_limit(config))
-    loop = EngineLoop(
-        engine.scheduler,
-        engine.executor,
-        orders,
-        io_thread,
+    pace = Pace(
+        engine.estimator,
         max_tokens=config.max_num_batched_tokens,
         step_time=config.step_time,
-        estimator=engine.estimator,
         governor=ThreadGovernor(torch.get_num_threads(), torch.set_num_threads) if config.step_time else None,
     )
+    loop = EngineLoop(engine.scheduler, engine.executor, orders, io_thread, pace)
     limits = GateLimits(
         items=_item_limit(config),
         tokens=config.max_num_queued_tokens,

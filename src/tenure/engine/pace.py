@@ -1,0 +1,43 @@
+"""How much the next step may do, and on how many threads it runs: both are learned from the steps before it."""
+
+from tenure.core.budget import StepBudget
+from tenure.core.plan import StepPlan
+from tenure.engine.estimator import StepCostEstimator
+from tenure.engine.threads import ThreadGovernor
+
+
+class Pace:
+    """`step_time` in seconds, 0 for no bound; `max_tokens` bounds a step's tokens.
+
+    Without a `governor` the number of threads stays as it is.
+    """
+
+    def __init__(
+        self,
+        estimator: StepCostEstimator,
+        *,
+        max_tokens: int,
+        step_time: float,
+        governor: ThreadGovernor | None = None,
+    ) -> None:
+        self._estimator = estimator
+        self._max_tokens = max_tokens
+        self._step_time = step_time
+        self._governor = governor
+
+    def budget(self) -> StepBudget:
+        """For the next step."""
+        return self._estimator.budget(self._max_tokens, self._step_time)
+
+    def prepare(self) -> None:
+        """A step begins."""
+        if self._governor is not None:
+            self._governor.prepare()
+
+    def learn(self, plan: StepPlan, seconds: float) -> None:
+        """A step has taken so long."""
+        tokens = sum(row.count for row in plan.rows)
+        context = sum(row.count * (row.start + (row.count + 1) / 2) for row in plan.rows)
+        if self._governor is not None:
+            self._governor.learn(self._estimator.predict(tokens, context), seconds)
+        self._estimator.observe(tokens, context, seconds)
