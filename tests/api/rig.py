@@ -32,6 +32,7 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,
 }
+BULK = bytes(range(256)) * (1 << 16)
 LIMITS = HttpLimits(header_timeout=5, body_timeout=5, max_body_bytes=200_000, stall_timeout=5, linger_timeout=2)
 
 
@@ -92,6 +93,11 @@ class Handlers:
             while True:
                 await events.send(b"x" * 65536)
 
+    async def bulk(self, call: Call) -> None:
+        """As much in one piece."""
+        async with self.context.held():
+            await call.respond(200, BULK)
+
     async def fail(self, call: Call) -> None:
         """Fails in the way and at the moment that the path asks for."""
         failure = {
@@ -127,6 +133,7 @@ def routes(context: Context) -> tuple[Route, ...]:
         Route("/wait", ("POST",), handlers.wait, work=True, body=True),
         Route("/stream", ("POST",), handlers.stream, work=True, body=True),
         Route("/flood", ("POST",), handlers.flood, work=True, body=True),
+        Route("/bulk", ("POST",), handlers.bulk, work=True, body=True),
         Route("/fail/{kind}/{when}", ("POST",), handlers.fail, work=True, body=True),
         Route("/unfinished/{when}", ("POST",), handlers.unfinished, work=True, body=True),
     )

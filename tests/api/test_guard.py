@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from tenure.config import HttpLimits
-from tests.api.rig import LIMITS, Reply, post, run, serving
+from tests.api.rig import BULK, LIMITS, Reply, post, run, serving
 
 
 def talk(*requests: bytes, keys: tuple[str, ...] = (), limits: HttpLimits = LIMITS, **outcomes: int) -> list[Reply]:
@@ -223,6 +223,24 @@ def test_a_client_that_stops_reading_is_cut_off() -> None:
             await rig.idle_after_arrival(stalled=1)
 
     run(scenario)
+
+
+def test_a_client_that_does_not_read_a_whole_answer_is_cut_off() -> None:
+    """It was not delivered, so it does not count as answered, and is not kept for ever."""
+
+    async def scenario() -> None:
+        async with serving(limits=HttpLimits(stall_timeout=0.1)) as rig, rig.client() as client:
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            client.send(post("/bulk"))
+            await rig.idle_after_arrival(stalled=1)
+
+    run(scenario)
+
+
+def test_a_large_answer_arrives_whole() -> None:
+    (reply,) = talk(post("/bulk"), ok=1)
+    assert reply.body == BULK
+    assert int(reply.headers["content-length"]) == len(BULK)
 
 
 def test_a_draining_server_refuses_new_work_and_finishes_the_old() -> None:

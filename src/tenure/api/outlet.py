@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from collections.abc import Iterator
 
 import anyio
 from starlette.types import Message, Send
@@ -13,6 +14,8 @@ from tenure.api.visit import Stage, Visit
 from tenure.outcomes import Outcome
 
 logger = logging.getLogger("tenure.api")
+
+_PART_BYTES = 64 * 1024
 
 
 class Outlet:
@@ -31,7 +34,8 @@ class Outlet:
             visit.status = message["status"]
             message = {**message, "headers": self._head(message)}
             visit.stage = Stage.STARTED
-        await self._write(message)
+        for part in _parts(message):
+            await self._write(part)
         last = message["type"] == "http.response.body" and not message.get("more_body", False)
         if last and visit.gone_at is None and not self._left():
             visit.stage = Stage.FINISHED
@@ -106,3 +110,16 @@ class Outlet:
             if self._connection is not None:
                 self._connection.abort()
             raise stalled
+
+
+def _parts(message: Message) -> Iterator[Message]:
+    """A large body in parts, each of which waits until the client has taken most of what came before it, and an empty
+    end. In one piece it would count as delivered while all of it is still here: whoever never reads would not be
+    noticed, and whoever reads slowly would be cut off when the connection has been idle for long enough."""
+    body = message.get("body", b"")
+    if len(body) <= _PART_BYTES:
+        yield message
+        return
+    for start in range(0, len(body), _PART_BYTES):
+        yield {"type": message["type"], "body": body[start : start + _PART_BYTES], "more_body": True}
+    yield {**message, "body": b""}
