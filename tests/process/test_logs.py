@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from tenure.process.logs import JsonFormatter
+from tenure.process.logs import JsonFormatter, announce, configure_logging
 
 
 def line(message: str, *arguments: object, exc_info: object = None, **extra: object) -> dict:
@@ -40,3 +40,19 @@ def test_an_exception_comes_with_its_traceback() -> None:
     except ValueError:
         found = line("failed", exc_info=sys.exc_info())
     assert "ValueError: wrong" in found["exception"]
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_what_the_server_says_as_a_whole_has_the_form_of_its_logs(
+    log_format: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenure = logging.getLogger("tenure")
+    for name, value in (("handlers", tenure.handlers), ("level", tenure.level), ("propagate", tenure.propagate)):
+        monkeypatch.setattr(tenure, name, value)  # so that they are put back
+    configure_logging("supervisor", log_format)
+    announce("stopping", log_format)
+    said = capsys.readouterr().err
+    if log_format == "text":
+        assert said == "tenure: stopping\n"
+    else:
+        assert json.loads(said)["message"] == "stopping"

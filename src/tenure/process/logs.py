@@ -29,6 +29,14 @@ def _text_formatter(process: str) -> logging.Formatter:
     return logging.Formatter(f"%(asctime)s %(levelname)s [{process}] %(message)s")
 
 
+def announce(message: str, log_format: str = "text") -> None:
+    """Tell the person at the terminal something about the whole server: in words, or as a log line if logs are JSON."""
+    if log_format == "json":
+        logging.getLogger("tenure.supervisor").info(message)
+    else:
+        print(f"tenure: {message}", file=sys.stderr)
+
+
 class JsonFormatter(logging.Formatter):
     """One object a line: time (RFC 3339), level, process, logger, message, what the record's `fields` say, and the
     traceback of an exception."""

@@ -16,7 +16,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, closing, contextmanager
@@ -30,6 +29,7 @@ from tenure.api.app import counter_schema
 from tenure.config import ApiConfig, ServeConfig
 from tenure.errors import ResourceError
 from tenure.process.counters import SharedCounters
+from tenure.process.logs import announce
 from tenure.process.reports import AnyReport, Loaded, Serving
 from tenure.server.children import ChildSpec
 from tenure.server.keeper import Keeper, ServerEnded
@@ -69,7 +69,7 @@ class Supervisor:
                 await self._run(stack)
         except* ServerEnded as group:
             ended = _first(group)
-            print(f"tenure: {ended.message}", file=sys.stderr)
+            announce(ended.message, self._config.api.report.log_format)
             code = ended.code
         return code
 
@@ -157,7 +157,7 @@ class Supervisor:
         self, signals: AsyncIterator[signal.Signals], workers: Sequence[Keeper], engines: Sequence[Keeper]
     ) -> None:
         """Let the API processes drain, then end the engines. A second signal raises ServerEnded."""
-        print("tenure: stopping; a second signal ends at once", file=sys.stderr)
+        announce("stopping; a second signal ends at once", self._config.api.report.log_format)
         async with anyio.create_task_group() as group:
             group.start_soon(self._end_on_signal, signals, workers, engines)
             for worker in workers:
