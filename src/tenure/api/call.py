@@ -1,8 +1,9 @@
 """What a handler gets: one HTTP request, complete and checked, and the ways to answer it."""
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import anyio
 import msgspec
@@ -14,11 +15,14 @@ from tenure.api.arrival import Terms
 from tenure.api.context import AppContext
 from tenure.api.errors import ApiError
 from tenure.api.sse import EventStream
+from tenure.api.threads import in_thread_if_long
 from tenure.api.translate import translate
 from tenure.api.visit import Stage, Visit
 from tenure.client import GenerationHandle, Opener
 from tenure.config import HttpLimits
 from tenure.wire.messages import Submit
+
+T = TypeVar("T")
 
 
 class Call:
@@ -67,6 +71,11 @@ class Call:
         return self._visit.terms
 
     @property
+    def priority(self) -> str | None:
+        """The header `X-Vllm-Priority`, unchecked."""
+        return self.headers.get("x-vllm-priority")
+
+    @property
     def model(self) -> str:
         """The served name under which the request is counted; set it as soon as it is known."""
         return self._visit.journal.model
@@ -74,6 +83,12 @@ class Call:
     @model.setter
     def model(self, name: str) -> None:
         self._visit.journal.model = name
+
+    async def compute(self, work: Callable[[], T], size: int | None = None) -> T:
+        """Run `work` on an input of this size, by default the body's; in a thread if it would hold up the event loop."""
+        return await in_thread_if_long(
+            work, len(self.body) if size is None else size, self.context.settings.thread_above
+        )
 
     async def respond(
         self,

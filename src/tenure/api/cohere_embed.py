@@ -23,7 +23,7 @@ from tenure.api.prompts import Truncation
 from tenure.api.ranges import RANGES, check_number
 from tenure.api.reply import ReplyHead
 from tenure.api.selection import Chosen
-from tenure.api.text_inputs import TextRules, text_window, tokenise_inputs
+from tenure.api.text_inputs import TextRules, tokenise_inputs
 from tenure.api.vector_json import ENCODER, vector_base64, vector_bits, vector_numbers
 from tenure.models.profile import ModelProfile
 from tenure.pooling import PoolingParams, PoolingTask
@@ -129,14 +129,13 @@ def _plan(
     request: EmbedRequest, chosen: Chosen, settings: ApiSettings, priority: str | None, *, version: str
 ) -> PoolingPlan:
     model, profile = chosen.text, chosen.text.profile
-    window = text_window(model, chosen.window)
-    shared = check_shared(request, model, window, settings, priority)
+    shared = check_shared(request, chosen, settings, priority)
     param, texts = _texts(request, settings.max_inputs)
     types = _embedding_types(request.embedding_types)
     dimensions = check_dimensions(request.output_dimension, profile, "output_dimension")
     if any(kind.packed for kind in types) and (dimensions or profile.embedding_size) % 8:
         raise invalid_request("`binary` and `ubinary` need a size that is a multiple of 8.", "embedding_types")
-    truncation, longest = _length(request, shared, window, longest_input(chosen, settings))
+    truncation, longest = _length(request, shared, chosen.text_window, longest_input(chosen, settings))
     rules = TextRules(
         model=model,
         vocabulary_size=chosen.window.vocabulary_size,

@@ -7,6 +7,7 @@ from starlette.types import Message, Receive, Scope, Send
 from tenure.api.call import Call
 from tenure.api.context import AppContext
 from tenure.api.visit import Stage, Visit
+from tenure.client import GenerationFailed
 from tenure.config import HttpLimits
 
 VISIT_KEY = "tenure.visit"
@@ -35,7 +36,8 @@ class Dispatcher:
 async def _answer_failure(call: Call, visit: Visit, exc: Exception) -> None:
     error = call.explain(exc)
     if error.code == "internal_error":
-        logger.error("request %s failed", call.request_id, exc_info=exc)
+        ours = None if isinstance(exc, GenerationFailed) else exc  # the engine knows what went wrong there
+        logger.error("request %s failed: %s", call.request_id, error.message, exc_info=ours)
     if visit.decided and visit.error is None:
         return
     visit.fail(error)

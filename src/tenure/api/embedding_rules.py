@@ -1,6 +1,5 @@
 """The rules that all routes for vectors share: dimensions, encodings, prompts of the model, inputs of every form."""
 
-from collections.abc import Sequence
 from enum import StrEnum
 
 from tenure.api.chat_types import ChatRequest
@@ -11,9 +10,8 @@ from tenure.api.errors import echo, invalid_request
 from tenure.api.pooling_fields import Shared
 from tenure.api.prompts import split_prompts
 from tenure.api.ranges import RANGES, check_number
-from tenure.api.response_types import Usage
 from tenure.api.selection import Chosen
-from tenure.api.text_inputs import Framed, TextRules, text_window, tokenise_inputs
+from tenure.api.text_inputs import Framed, TextRules, tokenise_inputs
 from tenure.models.profile import ModelProfile
 
 
@@ -51,7 +49,7 @@ def check_dimensions(value: float | None, profile: ModelProfile, name: str = "di
 
 def longest_input(chosen: Chosen, settings: ApiSettings) -> int:
     """The most tokens of an input that is embedded, in chunks or whole."""
-    window = text_window(chosen.text, chosen.window)
+    window = chosen.text_window
     return max(window, settings.max_chunked_len) if settings.chunk_long_inputs else window
 
 
@@ -75,16 +73,6 @@ def read_inputs(
 def default_prompt(profile: ModelProfile) -> str:
     """What goes in front of every text that names no prompt."""
     return "" if profile.default_prompt is None else profile.prompts[profile.default_prompt]
-
-
-def usage_of(tokens: int) -> Usage:
-    """Of a request that reads and does not write."""
-    return Usage(prompt_tokens=tokens, total_tokens=tokens, completion_tokens=0)
-
-
-def count(prompts: Sequence[Sequence[int]]) -> int:
-    """Tokens in all."""
-    return sum(map(len, prompts))
 
 
 def _conversation(request: InputFields, chosen: Chosen, shared: Shared, longest: int) -> list[Framed]:

@@ -1,4 +1,4 @@
-"""Runs one validated job: asks the engine, and answers whole or as a stream of events. Both routes share it."""
+"""Runs one validated job: asks the engine, and answers whole or as a stream of events. All generation routes share it."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,6 @@ from tenure.api.job import Job
 from tenure.api.reply import ChunkType, ChunkWriter, ReplyHead, fingerprint
 from tenure.api.response_types import Usage
 from tenure.api.sse import EventStream
-from tenure.api.threads import in_thread_if_long
 from tenure.client import EndOfGeneration, GenerationHandle, Opener
 from tenure.wire.messages import ItemOutput
 
@@ -96,11 +95,7 @@ async def _answer_whole(call: Call, handle: GenerationHandle, job: Job, head: Re
             records[piece.index].add(piece)
         outputs = await _receive(handle)
     _check_complete(answer)
-    body = await in_thread_if_long(
-        lambda: form.body(job, head, records, answer.usage()),
-        _size(job, records),
-        call.context.settings.thread_above,
-    )
+    body = await call.compute(lambda: form.body(job, head, records, answer.usage()), _size(job, records))
     await call.respond(200, body)
 
 

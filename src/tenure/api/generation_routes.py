@@ -19,7 +19,6 @@ from tenure.api.job import Job
 from tenure.api.response_types import ChatChunk, CompletionChunk
 from tenure.api.selection import select_model
 from tenure.api.text_model import TextModel
-from tenure.api.threads import in_thread_if_long
 from tenure.api.validate import chat_job, completion_job
 from tenure.api.window import Window
 
@@ -41,11 +40,8 @@ class GenerationHandler(Generic[RequestT]):
         for name in guided_fields(request):
             context.notices.ignored_field(name)
         chosen = select_model(call, request.model, "generate")
-        priority = call.headers.get("x-vllm-priority")
-        job = await in_thread_if_long(
-            lambda: self.validate(request, chosen.text, chosen.window, context.settings, priority),
-            len(call.body),
-            context.settings.thread_above,
+        job = await call.compute(
+            lambda: self.validate(request, chosen.text, chosen.window, context.settings, call.priority)
         )
         await run_job(call, chosen.engine, job, self.form)
 

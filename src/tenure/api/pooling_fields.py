@@ -11,11 +11,10 @@ import msgspec
 from tenure.api.context import ApiSettings
 from tenure.api.errors import invalid_request
 from tenure.api.fields import Integer
-from tenure.api.prompts import Truncation
+from tenure.api.prompts import Truncation, check_truncation
 from tenure.api.ranges import RANGES, check_number
 from tenure.api.sampling_rules import check_cache_salt, check_priority
-from tenure.api.text_inputs import read_truncation
-from tenure.api.text_model import TextModel
+from tenure.api.selection import Chosen
 
 
 class PoolingFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,10 +46,8 @@ class Shared:
     cache_salt: str
 
 
-def check_shared(
-    request: PoolingFields, model: TextModel, window: int, settings: ApiSettings, priority: str | None
-) -> Shared:
-    """Check them; `window` is the most tokens of one text, `priority` the header `X-Vllm-Priority`. Raises a 400."""
+def check_shared(request: PoolingFields, chosen: Chosen, settings: ApiSettings, priority: str | None) -> Shared:
+    """Check them; `priority` is the header `X-Vllm-Priority`. Raises a 400."""
     if request.normalize is not None:
         raise invalid_request("`normalize` is not a field of this server; use `use_activation`.", "normalize")
     for name in ("mm_processor_kwargs", "media_io_kwargs"):
@@ -61,9 +58,16 @@ def check_shared(
         value = getattr(request, name)
         if value is not None:
             numbers[name] = check_number(name, value, RANGES[name])
-    limit = numbers.get("truncate_prompt_tokens")
+    window, side = chosen.text_window, request.truncation_side
+    truncation = check_truncation(
+        numbers.get("truncate_prompt_tokens"),
+        chosen.text.tokenizer.truncation_side if side is None else side,
+        most=window,
+        all_of_it=window,
+        limit_name=f"the {window} tokens that the model reads at a time",
+    )
     return Shared(
-        truncation=read_truncation(None if limit is None else int(limit), request.truncation_side, model, window),
+        truncation=truncation,
         activation=request.use_activation is not False,
         priority=check_priority(numbers, priority, settings),
         cache_salt=check_cache_salt(request.cache_salt),

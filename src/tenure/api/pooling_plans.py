@@ -15,7 +15,6 @@ from tenure.api.embedding_rules import (
     default_prompt,
     longest_input,
     read_inputs,
-    usage_of,
 )
 from tenure.api.embedding_types import (
     ClassData,
@@ -24,7 +23,6 @@ from tenure.api.embedding_types import (
     EmbeddingData,
     EmbeddingRequest,
     Embeddings,
-    InputFields,
     PooledData,
     PooledReply,
     PoolingRequest,
@@ -33,9 +31,9 @@ from tenure.api.errors import echo, invalid_request
 from tenure.api.long_inputs import chunked, merged
 from tenure.api.pooling_fields import Shared, check_shared
 from tenure.api.pooling_job import PoolingJob, Vectors
-from tenure.api.reply import ReplyHead
+from tenure.api.reply import ReplyHead, reading_usage
 from tenure.api.selection import Chosen
-from tenure.api.text_inputs import Framed, text_window
+from tenure.api.text_inputs import Framed
 from tenure.api.text_model import TextModel
 from tenure.api.vector_json import ENCODER, vector_base64, vector_numbers
 from tenure.models.profile import ModelProfile
@@ -68,7 +66,7 @@ def pooled_plan(
     param: str = "input",
 ) -> PoolingPlan:
     """Have inputs of any length read, in chunks where they need to; `write` is told also how many tokens that takes."""
-    chunks = chunked(inputs, text_window(chosen.text, chosen.window), param)
+    chunks = chunked(inputs, chosen.text_window, param)
     job = PoolingJob(chosen.text, chunks.prompts, params, priority=shared.priority, cache_salt=shared.cache_salt)
     tokens = job.prompt_tokens
     return PoolingPlan(
@@ -85,7 +83,7 @@ def embeddings_plan(
     """`POST /v1/embeddings`."""
     if request.messages is not None:
         raise invalid_request("Conversations are not embedded yet; `input` takes texts and token ids.", "messages")
-    shared = _shared(request, chosen, settings, priority)
+    shared = check_shared(request, chosen, settings, priority)
     encoding = check_encoding(request)
     profile = chosen.text.profile
     params = PoolingParams(
@@ -101,7 +99,7 @@ def embeddings_plan(
         data: list[Any] = [
             EmbeddingData(index=index, embedding=_encoded(vector, encoding)) for index, vector in enumerate(vectors)
         ]
-        usage = usage_of(tokens)
+        usage = reading_usage(tokens)
         return ENCODER.encode(Embeddings(id=head.id, created=head.created, model=head.model, data=data, usage=usage))
 
     return pooled_plan(inputs, params, chosen, shared, write)
@@ -111,18 +109,17 @@ def pooling_plan(request: PoolingRequest, chosen: Chosen, settings: ApiSettings,
     """`POST /pooling`."""
     if request.dimensions is not None:
         raise invalid_request("`dimensions` is a field of /v1/embeddings, not of /pooling.", "dimensions")
-    shared = _shared(request, chosen, settings, priority)
+    shared = check_shared(request, chosen, settings, priority)
     encoding = check_encoding(request)
     profile = chosen.text.profile
     task = PoolingTask(request.task) if request.task else own_task(profile)
-    window = text_window(chosen.text, chosen.window)
     embeds = task in (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
     inputs = read_inputs(
         request,
         chosen,
         settings,
         shared,
-        longest=longest_input(chosen, settings) if task is PoolingTask.EMBED else window,
+        longest=longest_input(chosen, settings) if task is PoolingTask.EMBED else chosen.text_window,
         prompt=default_prompt(profile) if embeds else "",
     )
 
@@ -130,7 +127,7 @@ def pooling_plan(request: PoolingRequest, chosen: Chosen, settings: ApiSettings,
         data: list[Any] = [
             PooledData(index=index, data=_encoded(vector, encoding)) for index, vector in enumerate(vectors)
         ]
-        usage = usage_of(tokens)
+        usage = reading_usage(tokens)
         return ENCODER.encode(PooledReply(id=head.id, created=head.created, model=head.model, data=data, usage=usage))
 
     params = PoolingParams(task=task, activation=shared.activation)
@@ -139,13 +136,12 @@ def pooling_plan(request: PoolingRequest, chosen: Chosen, settings: ApiSettings,
 
 def classify_plan(request: ClassifyRequest, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingPlan:
     """`POST /classify`."""
-    shared = _shared(request, chosen, settings, priority)
-    window = text_window(chosen.text, chosen.window)
-    inputs = read_inputs(request, chosen, settings, shared, longest=window)
+    shared = check_shared(request, chosen, settings, priority)
+    inputs = read_inputs(request, chosen, settings, shared, longest=chosen.text_window)
 
     def write(head: ReplyHead, vectors: Sequence[Vectors], tokens: int) -> bytes:
         data = [_classes(index, vector, chosen.text) for index, vector in enumerate(vectors)]
-        usage = usage_of(tokens)
+        usage = reading_usage(tokens)
         return ENCODER.encode(
             Classification(id=head.id, created=head.created, model=head.model, data=data, usage=usage)
         )
@@ -170,10 +166,6 @@ def asked_task(request: PoolingRequest) -> tuple[str, ...]:
 def own_task(profile: ModelProfile) -> PoolingTask:
     """What a model does with a text when nothing is said."""
     return next(task for name in profile.tasks for task in PoolingTask if task.value == name)
-
-
-def _shared(request: InputFields, chosen: Chosen, settings: ApiSettings, priority: str | None) -> Shared:
-    return check_shared(request, chosen.text, text_window(chosen.text, chosen.window), settings, priority)
 
 
 def _encoded(vectors: Vectors, encoding: Encoding) -> Any:

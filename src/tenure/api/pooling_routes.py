@@ -17,7 +17,6 @@ from tenure.api.pooling_job import run_pooling
 from tenure.api.pooling_plans import PoolingPlan, asked_task, classify_plan, embeddings_plan, pooling_plan
 from tenure.api.reply import ReplyHead, fingerprint
 from tenure.api.selection import Chosen, select_model
-from tenure.api.threads import in_thread_if_long
 from tenure.api.vector_json import CHARACTERS_PER_NUMBER
 from tenure.pooling import PoolingTask
 
@@ -38,15 +37,12 @@ class PoolingHandler(Generic[RequestT]):
         settings = call.context.settings
         request = decode_body(call.body, self.decoder)
         chosen = select_model(call, request.model, *self.tasks(request))
-        priority = call.headers.get("x-vllm-priority")
-        plan = await in_thread_if_long(
-            lambda: self.plan(request, chosen, settings, priority), len(call.body), settings.thread_above
-        )
+        plan = await call.compute(lambda: self.plan(request, chosen, settings, call.priority))
         name = chosen.text.name
         head = ReplyHead(call.request_id, int(time.time()), name, fingerprint(settings.version))
         vectors = await run_pooling(call, chosen.engine, plan.job, head.id)
         size = CHARACTERS_PER_NUMBER * sum(vector.size for vector in vectors)
-        body = await in_thread_if_long(lambda: plan.body(head, vectors), size, settings.thread_above)
+        body = await call.compute(lambda: plan.body(head, vectors), size)
         await call.respond(200, body)
 
 

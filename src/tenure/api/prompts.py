@@ -77,18 +77,19 @@ def _truncate(ids: list[int], truncation: Truncation, bos_token_id: int | None) 
     return ids[len(ids) - limit :]
 
 
-def check_truncation(limit: int | None, side: str | None, default_side: str, window: Window) -> Truncation | None:
-    """Read the truncation fields; -1 keeps as much as leaves room for one token."""
-    if side is not None and side not in ("left", "right"):
+def check_truncation(
+    limit: float | None, side: str, *, most: int, all_of_it: int, limit_name: str
+) -> Truncation | None:
+    """Read the truncation fields: null cuts nothing, -1 cuts to `all_of_it`, and `most` is the highest limit."""
+    if side not in ("left", "right"):
         raise invalid_request("`truncation_side` must be `left` or `right`.", "truncation_side")
     if limit is None:
         return None
     if limit == 0:
         raise invalid_request("`truncate_prompt_tokens` of 0 leaves no tokens.", "truncate_prompt_tokens")
-    if limit > window.max_model_len:
-        message = f"`truncate_prompt_tokens` must not exceed the window of {window.max_model_len} tokens."
-        raise invalid_request(message, "truncate_prompt_tokens")
-    return Truncation(window.capacity - 1 if limit == -1 else limit, side or default_side)
+    if limit > most:
+        raise invalid_request(f"`truncate_prompt_tokens` must not exceed {limit_name}.", "truncate_prompt_tokens")
+    return Truncation(all_of_it if limit == -1 else int(limit), side)
 
 
 def fit(prompts: Sequence[Sequence[int]], requested: int | None, window: Window, param: str) -> int:

@@ -1,4 +1,4 @@
-"""What the answers of both generation routes have in common."""
+"""What the answers of several routes have in common."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,6 +36,11 @@ class ReplyHead:
 def fingerprint(version: str) -> str:
     """What computed the answer; it changes with the server's version."""
     return f"tenure-{version}"
+
+
+def reading_usage(tokens: int) -> Usage:
+    """The usage of a request that reads and does not write."""
+    return Usage(prompt_tokens=tokens, total_tokens=tokens, completion_tokens=0)
 
 
 class ChunkWriter:

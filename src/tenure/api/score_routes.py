@@ -19,7 +19,7 @@ from tenure.api.errors import internal_error, invalid_request
 from tenure.api.pooling_fields import check_shared
 from tenure.api.pooling_job import PoolingJob, feed_pooled
 from tenure.api.ranges import RANGES, check_number
-from tenure.api.response_types import Usage
+from tenure.api.reply import reading_usage
 from tenure.api.score_prompts import PairRules, Prompts, pair_prompts, single_prompts, written_prompts
 from tenure.api.score_texts import entry_text, listed, read_sides, shown_document
 from tenure.api.score_types import (
@@ -37,8 +37,6 @@ from tenure.api.score_types import (
 )
 from tenure.api.scoring import ClassScores, PairedScores, Scores, cosine, max_similarity
 from tenure.api.selection import Chosen, select_model
-from tenure.api.text_inputs import text_window
-from tenure.api.threads import in_thread_if_long
 from tenure.models.profile import ModelProfile, Scoring
 from tenure.pooling import PoolingParams, PoolingTask
 
@@ -85,7 +83,7 @@ async def score(call: Call) -> None:
         created=int(time.time()),
         model=chosen.text.name,
         data=[ScoreEntry(index=index, score=value) for index, value in enumerate(scored.scores)],
-        usage=Usage(prompt_tokens=scored.prompt_tokens, total_tokens=scored.prompt_tokens, completion_tokens=0),
+        usage=reading_usage(scored.prompt_tokens),
     )
     await call.respond_json(reply)
 
@@ -126,10 +124,7 @@ async def _score(call: Call, chosen: Chosen, request: PairFields, pairs: Pairs) 
     settings = call.context.settings
     if len(pairs.documents) > settings.max_inputs:
         raise invalid_request(f"`{pairs.names[1]}` takes at most {settings.max_inputs} texts.", pairs.names[1])
-    priority = call.headers.get("x-vllm-priority")
-    job = await in_thread_if_long(
-        lambda: _job(request, pairs, chosen, settings, priority), len(call.body), settings.thread_above
-    )
+    job = await call.compute(lambda: _job(request, pairs, chosen, settings, call.priority))
     public_id = call.request_id
     scores = _scores(chosen.text.profile, pairs)
     await feed_pooled(call, chosen.engine, job, public_id, scores.take)
@@ -141,12 +136,11 @@ async def _score(call: Call, chosen: Chosen, request: PairFields, pairs: Pairs) 
 def _job(request: PairFields, pairs: Pairs, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingJob:
     """What the engine is asked for. Raises a 400."""
     model, profile = chosen.text, chosen.text.profile
-    window = text_window(model, chosen.window)
-    shared = check_shared(request, model, window, settings, priority)
+    shared = check_shared(request, chosen, settings, priority)
     rules = PairRules(
         model=model,
         vocabulary_size=chosen.window.vocabulary_size,
-        longest=window,
+        longest=chosen.text_window,
         names=pairs.names,
         side=request.truncation_side or model.tokenizer.truncation_side,
         truncation=shared.truncation,

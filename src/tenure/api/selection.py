@@ -16,6 +16,12 @@ class Chosen:
     engine: Opener
     """All engines of the model, unless the request demands one of them."""
 
+    @property
+    def text_window(self) -> int:
+        """The most tokens, special ones included, that the model reads at a time where it reads texts."""
+        recommended = self.text.profile.max_length
+        return self.window.capacity if recommended is None else min(self.window.capacity, recommended)
+
 
 def select_model(call: Call, name: str | None, *tasks: str) -> Chosen:
     """Return the model called `name`, or the first, that can do one of `tasks` (any, if none are given), and an engine.

@@ -12,7 +12,6 @@ from tenure.api.prompts import TextOrIds, Truncation
 from tenure.api.ranges import check_ids
 from tenure.api.text_model import TextModel
 from tenure.api.threads import stop_if_cancelled
-from tenure.api.window import Window
 from tenure.text.frame import Frame
 from tenure.text.tokenizer import Tokenizer
 
@@ -52,26 +51,6 @@ class TextRules:
     add_special_tokens: bool = True
     prompt: str = ""
     """Goes in front of every text, and not of token ids."""
-
-
-def text_window(model: TextModel, window: Window) -> int:
-    """The most tokens, special ones included, that the model reads at a time."""
-    recommended = model.profile.max_length
-    return window.capacity if recommended is None else min(window.capacity, recommended)
-
-
-def read_truncation(limit: int | None, side: str | None, model: TextModel, window: int) -> Truncation | None:
-    """Read the truncation fields: null leaves texts as they are, -1 cuts them to `window`."""
-    if side is not None and side not in ("left", "right"):
-        raise invalid_request("`truncation_side` must be `left` or `right`.", "truncation_side")
-    if limit is None:
-        return None
-    if limit == 0:
-        raise invalid_request("`truncate_prompt_tokens` of 0 leaves no tokens.", "truncate_prompt_tokens")
-    if limit > window:
-        message = f"`truncate_prompt_tokens` must not exceed the {window} tokens that the model reads at a time."
-        raise invalid_request(message, "truncate_prompt_tokens")
-    return Truncation(window if limit == -1 else limit, side or model.tokenizer.truncation_side)
 
 
 def tokenise_inputs(inputs: Sequence[TextOrIds], rules: TextRules, param: str) -> list[Framed]:

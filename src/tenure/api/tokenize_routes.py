@@ -16,7 +16,6 @@ from tenure.api.errors import invalid_request
 from tenure.api.fields import Ids
 from tenure.api.ranges import check_ids
 from tenure.api.selection import Chosen, select_model
-from tenure.api.threads import in_thread_if_long
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,18 +60,14 @@ _DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
 async def tokenize(call: Call) -> None:
     request = decode_body(call.body, _TOKENIZE)
     chosen = select_model(call, request.model)
-    body = await in_thread_if_long(
-        lambda: msgspec.json.encode(_tokenized(request, chosen)), len(call.body), call.context.settings.thread_above
-    )
+    body = await call.compute(lambda: msgspec.json.encode(_tokenized(request, chosen)))
     await call.respond(200, body)
 
 
 async def detokenize(call: Call) -> None:
     request = decode_body(call.body, _DETOKENIZE)
     chosen = select_model(call, request.model)
-    body = await in_thread_if_long(
-        lambda: msgspec.json.encode(_detokenized(request, chosen)), len(call.body), call.context.settings.thread_above
-    )
+    body = await call.compute(lambda: msgspec.json.encode(_detokenized(request, chosen)))
     await call.respond(200, body)
 
 

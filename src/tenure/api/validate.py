@@ -117,10 +117,13 @@ class _Draft:
             raise invalid_request(message, "prompt_logprobs")
 
     def prompt_tokens(self, prompts: Sequence[TextOrIds], param: str, *, add_special_tokens: bool) -> list[list[int]]:
-        limit = self.numbers.get("truncate_prompt_tokens")
-        side = self.model.tokenizer.truncation_side
+        side = self.request.truncation_side
         truncation = check_truncation(
-            None if limit is None else int(limit), self.request.truncation_side, side, self.window
+            self.numbers.get("truncate_prompt_tokens"),
+            self.model.tokenizer.truncation_side if side is None else side,
+            most=self.window.max_model_len,
+            all_of_it=self.window.capacity - 1,  # room for one token is left
+            limit_name=f"the window of {self.window.max_model_len} tokens",
         )
         return tokenise(
             prompts,
