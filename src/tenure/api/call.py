@@ -85,10 +85,9 @@ class Call:
         self._visit.journal.model = name
 
     async def compute(self, work: Callable[[], T], size: int | None = None) -> T:
-        """Run `work` on an input of this size, by default the body's; in a thread if it would hold up the event loop."""
-        return await in_thread_if_long(
-            work, len(self.body) if size is None else size, self.context.settings.thread_above
-        )
+        """Run `work` on an input of this size, by default the body's: in a thread if it is long."""
+        length = len(self.body) if size is None else size
+        return await in_thread_if_long(work, length, self.context.settings.thread_above)
 
     async def respond(
         self,

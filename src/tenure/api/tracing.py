@@ -26,8 +26,6 @@ logger = logging.getLogger("tenure.api")
 
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
-    "/v1/responses": "chat",
-    "/v1/messages": "chat",
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
     "/v1/embed": "embeddings",

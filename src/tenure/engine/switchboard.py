@@ -11,7 +11,7 @@ Runs in the engine's I/O thread, on its event loop, and is never blocked by a st
 A connection is served once it has said that it speaks our version of the protocol. What cannot be matched, or comes a
 second time, is counted and otherwise ignored, so that a request never means more than a few orders to the loop.
 
-The loop's thread talks to this object through `publish` and `tell` only.
+The loop's thread calls `publish` alone; what it tells is handed to `deliver` by this thread.
 """
 
 import logging
