@@ -64,10 +64,6 @@ class Delta(msgspec.Struct, frozen=True):
     stopped: str | None = None
     """The stop string that ended the item."""
 
-    def __bool__(self) -> bool:
-        """Whether there is anything to send."""
-        return bool(self.text or self.token_ids or self.finish_reason)
-
 
 class ItemState(Enum):
     OPEN = "open"
