@@ -104,8 +104,7 @@ class TestStopStrings:
         assert [(delta.text, delta.token_ids) for delta in deltas] == [("a", [0, 1])]
         assert item.completion_tokens == 2
         late = item.push([2, 3], finish_reason=LENGTH)
-        assert not late
-        assert late.finish_reason is None
+        assert (late.text, late.token_ids, late.finish_reason) == ("", [], None)
         assert item.completion_tokens == 2
 
     def test_it_may_span_characters_split_over_tokens(self):

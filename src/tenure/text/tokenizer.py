@@ -11,7 +11,7 @@ from tenure.source import ResolvedSource, SourceKind
 from tenure.text.folder_vocabulary import read_folder
 from tenure.text.frame import Frame, read_frame
 from tenure.text.gguf_vocabulary import read_vocabulary
-from tenure.text.pairs import PairTemplate, cut, read_pair_template, share_room
+from tenure.text.pairs import PairTemplate, read_pair_template
 from tenure.text.vocabulary import Vocabulary, piece_bytes
 
 _LONG_TEXT = 4096
@@ -82,21 +82,6 @@ class Tokenizer:
     def pair_template(self) -> PairTemplate:
         """What goes around the two texts of a pair."""
         return read_pair_template(self._vocabulary.backend)
-
-    def encode_pair(self, first: str, second: str, limit: int | None = None) -> tuple[list[int], int]:
-        """Ids of two texts as one sequence, and how many of its first tokens have token type 0; 0 when all have.
-
-        `limit` is the most tokens in all: the longer text is cut first (`longest_first`), on the tokenizer's own side,
-        and never a special token. CallerError for a lone surrogate, or a limit that the special tokens exceed.
-        """
-        one, two = self.encode_plain([first, second])
-        if limit is not None:
-            room = limit - self.pair_template.special_tokens
-            if room < 0:
-                raise CallerError(f"{limit} tokens leave no room for the special tokens of a pair")
-            for_one, for_two = share_room(len(one), len(two), room)
-            one, two = cut(one, for_one, self.truncation_side), cut(two, for_two, self.truncation_side)
-        return self.pair_template.join(one, two)
 
     @cached_property
     def frame(self) -> Frame:
