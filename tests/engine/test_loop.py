@@ -431,11 +431,12 @@ def test_holders_are_shown_with_what_they_hold() -> None:
     """Those that have not ended, oldest request first, and no more than a page of them."""
     rig = Rig()
     rig.run(Add(request(1, length=5, max_tokens=3, label="mine")), *(Add(request(n, n=30)) for n in range(2, 5)))
-    first = next(snapshot for snapshot in rig.port.snapshots if snapshot.scheduler.counts.steps == 1)
-    row = first.holders[0]
+    running, landed = [snapshot for snapshot in rig.port.snapshots if snapshot.scheduler.counts.steps == 1][:2]
+    assert [row.state for row in running.holders[:2]] == ["running", "running"], "shown while the step is computed"
+    row = landed.holders[0]
     assert (row.holder, row.request, row.label, row.state) == ("item 1", "cmpl-1", "mine", "running")
     assert (row.blocks, row.age_s) == (2, 0.01)
-    assert len(first.holders) == 64
+    assert len(landed.holders) == 64
     waiting = [row for row in first.holders if row.state == "waiting"]
     assert waiting
     assert all(row.blocks == 0 for row in waiting)

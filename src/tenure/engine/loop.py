@@ -133,9 +133,13 @@ class EngineLoop:
         self._tell(effects.outputs, effects.ended)
 
     def _note_start(self, plan: StepPlan, now: float) -> None:
-        """Only rows of items that were just started can be the first ones of their requests."""
+        """Only rows of items that were just started can be the first ones of their requests.
+
+        They are shown as running from now on, since the step may be all that they need.
+        """
         if not plan.starts:
             return
+        self._publish()
         items = self._scheduler.items_of(plan.number)[-len(plan.starts) :]
         self._figures.start(items, now)
         self._figures.look_up(sum(len(item.tokens) for item in items if self._scheduler.names.shared(item)))
