@@ -437,7 +437,7 @@ def test_holders_are_shown_with_what_they_hold() -> None:
     assert (row.holder, row.request, row.label, row.state) == ("item 1", "cmpl-1", "mine", "running")
     assert (row.blocks, row.age_s) == (2, 0.01)
     assert len(landed.holders) == 64
-    waiting = [row for row in first.holders if row.state == "waiting"]
+    waiting = [row for row in landed.holders if row.state == "waiting"]
     assert waiting
     assert all(row.blocks == 0 for row in waiting)
     assert rig.port.snapshots[-1].holders == []
