@@ -16,6 +16,9 @@ from tenure.source import ResolvedSource, SourceKind
 
 _API_KEY = "TENURE_API_KEY"
 
+TASKS = ("generate", "embed", "token_embed", "classify", "score")
+"""What an operator may say that a model is for."""
+
 
 class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One model of the command line, resolved to files on this machine."""
@@ -168,9 +171,9 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout: float = 0.0
     """In which a request must be over; 0 is for ever."""
     engine_heartbeat_timeout: float = 5.0
-    report: ReportConfig = ReportConfig()
     engine_step_timeout: float = 120.0
     """After which an engine that does not go on is taken for dead, and killed by the supervisor; 0 is never."""
+    report: ReportConfig = ReportConfig()
 
     @property
     def title(self) -> str:

@@ -12,7 +12,7 @@ from tenure import __version__
 from tenure.cli.edge import EdgeOptions
 from tenure.cli.main import app
 from tenure.cli.observe import ObserveOptions
-from tenure.cli.serve import ServeOptions, announce, serve_config
+from tenure.cli.serve import ServeOptions, print_ready, serve_config
 from tenure.config import ApiConfig, EngineConfig, ServeConfig, cores
 from tenure.errors import CallerError, ResourceError
 from tenure.source import SourceKind, installed_aliases
@@ -177,7 +177,7 @@ def test_several_engines_of_each_model(model: str) -> None:
 def test_what_is_announced_of_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
     """Each model once, with the number of its engines."""
     other = msgspec.structs.replace(CARD, name="other", served_names=("other",))
-    announce(time.monotonic(), 3, "http://here", [CARD, CARD, other])
+    print_ready(time.monotonic(), 3, "http://here", [CARD, CARD, other])
     first, tiny, second = capsys.readouterr().out.splitlines()
     assert first.startswith("tenure: ready at http://here after ")
     assert first.endswith(" s, 3 API processes")

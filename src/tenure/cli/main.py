@@ -28,8 +28,8 @@ def serve(*models: str, options: Annotated[ServeOptions, Parameter(name="*")] = 
     Parameters
     ----------
     models
-        Each as [NAME=]SOURCE, where SOURCE is a built-in alias (smollm2, minilm), a path to a GGUF file or a Hugging Face
-        folder, or a hub id (org/name). None means the demo models that are installed.
+        Each as [NAME=]SOURCE, where SOURCE is a built-in alias (smollm2, minilm), a path to a GGUF file or a Hugging
+        Face folder, or a hub id (org/name). None means the demo models that are installed.
     """
     from tenure.cli.serve import run_server  # noqa: PLC0415
 

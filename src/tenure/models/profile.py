@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 
+from tenure.config import TASKS
 from tenure.errors import CallerError, ResourceError
 from tenure.models.answer_tokens import answer_words
 from tenure.models.config import DECODER_TYPES, read_config
@@ -32,10 +33,7 @@ from tenure.models.modules import (
 )
 from tenure.source import ResolvedSource, SourceKind
 
-__all__ = ["TASKS", "ModelProfile", "PoolingMode", "Scoring", "read_profile"]
-
-TASKS = ("generate", "embed", "token_embed", "classify", "score")
-"""What an operator may say that a model is for."""
+__all__ = ["ModelProfile", "PoolingMode", "Scoring", "read_profile"]
 
 
 class Scoring(StrEnum):
@@ -83,7 +81,7 @@ class ModelProfile:
 
 
 def read_profile(source: ResolvedSource, task: str | None = None) -> ModelProfile:
-    """Read what a model can do. `task`, one of TASKS, says what it is for when its files leave a choice.
+    """Read what a model can do. `task`, one of `config.TASKS`, says what it is for when its files leave a choice.
 
     Raises CallerError for a model that is not served or cannot do the task, ResourceError for a file that cannot be
     read or makes no sense.
