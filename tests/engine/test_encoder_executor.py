@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tenure.core.plan import Row, RowResult, Start, StepPlan
-from tenure.engine.encoder_executor import NOT_FINITE, EncoderExecutor
+from tenure.engine.encoder_executor import EncoderExecutor
+from tenure.engine.pooled_row import NOT_FINITE
 from tenure.errors import InternalError
 from tenure.layers.texts import TextBatch
 from tenure.outcomes import Outcome

@@ -13,8 +13,8 @@ from tenure.core.budget import StepBudget
 from tenure.core.report import Effects, Limits
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
-from tenure.engine.encoder_executor import NOT_FINITE
 from tenure.engine.executor import ModelExecutor
+from tenure.engine.pooled_row import NOT_FINITE
 from tenure.engine.pooling_head import PoolingHead
 from tenure.models.heads import AnswerHead, LabelHead, OutputHead
 from tenure.models.loader import load

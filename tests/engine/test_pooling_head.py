@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tenure.engine.encoder_executor import NOT_FINITE
+from tenure.engine.pooled_row import NOT_FINITE
 from tenure.engine.pooling_head import PoolingHead
 from tenure.outcomes import Outcome
 from tenure.pooling import PoolingParams, PoolingTask

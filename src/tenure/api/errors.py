@@ -88,7 +88,7 @@ def echo(value: object) -> str:
     return clean_text(text if len(text) <= MAX_ECHO_CHARACTERS else text[: MAX_ECHO_CHARACTERS - 1] + "…")
 
 
-# One constructor for each row of the reference's table
+# One constructor for each kind of error
 
 
 def malformed_request(message: str, param: str | None = None) -> ApiError:

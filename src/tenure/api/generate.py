@@ -1,4 +1,4 @@
-"""Runs one validated job: asks the engine, and answers whole or as a stream of events. The generation routes share it."""
+"""Runs one validated job: asks the engine, and answers whole or as a stream. The generation routes share it."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

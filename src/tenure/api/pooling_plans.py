@@ -36,7 +36,6 @@ from tenure.api.selection import Chosen
 from tenure.api.text_inputs import Framed
 from tenure.api.text_model import TextModel
 from tenure.api.vector_json import ENCODER, vector_base64, vector_numbers
-from tenure.models.profile import ModelProfile
 from tenure.pooling import PoolingParams, PoolingTask
 
 Write = Callable[[ReplyHead, Sequence[Vectors]], bytes]
@@ -112,7 +111,7 @@ def pooling_plan(request: PoolingRequest, chosen: Chosen, settings: ApiSettings,
     shared = check_shared(request, chosen, settings, priority)
     encoding = check_encoding(request)
     profile = chosen.text.profile
-    task = PoolingTask(request.task) if request.task else own_task(profile)
+    task = PoolingTask(request.task) if request.task else profile.pooling_task
     embeds = task in (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
     inputs = read_inputs(
         request,
@@ -161,11 +160,6 @@ def asked_task(request: PoolingRequest) -> tuple[str, ...]:
         message = f"`task` is {echo(request.task)}, but may be one of: {', '.join(tasks)}."
         raise invalid_request(message, "task")
     return (request.task,)
-
-
-def own_task(profile: ModelProfile) -> PoolingTask:
-    """What a model does with a text when nothing is said."""
-    return next(task for name in profile.tasks for task in PoolingTask if task.value == name)
 
 
 def _encoded(vectors: Vectors, encoding: Encoding) -> Any:

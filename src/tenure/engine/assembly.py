@@ -28,7 +28,7 @@ from tenure.models.encoder_loader import load_encoder
 from tenure.models.heads import AnswerHead, LabelHead, OutputHead, TokenHead
 from tenure.models.loader import load
 from tenure.models.profile import ModelProfile, read_profile
-from tenure.pooling import PoolingParams, PoolingTask
+from tenure.pooling import PoolingParams
 from tenure.sampling import SamplingParams
 from tenure.source import ResolvedSource
 from tenure.wire.messages import ModelCard
@@ -79,7 +79,7 @@ def _decoder(config: EngineConfig, profile: ModelProfile) -> _Loaded:
     head: Head = (
         SamplingHead(model, Sampler())
         if profile.generates
-        else PoolingHead(model, _own_task(profile), profile.normalize)
+        else PoolingHead(model, profile.pooling_task, profile.normalize)
     )
     executor = ModelExecutor(model, cache, head, limits.num_slots, limits.max_model_len)
     return _Loaded(executor, limits, model.config.vocab_size, model.dtype)
@@ -119,7 +119,7 @@ def _warm_up(loaded: _Loaded, profile: ModelProfile, estimator: StepCostEstimato
     limits, executor = loaded.limits, loaded.executor
     long = min(_WARM_UP_TOKENS, limits.capacity - 1)
     blocks = list(range(-(-long // limits.block_size))) if limits.paged else []
-    pooling = None if profile.generates else PoolingParams(task=_own_task(profile))
+    pooling = None if profile.generates else PoolingParams(task=profile.pooling_task)
     sampling = SamplingParams(max_tokens=int(pooling is None), temperature=0.0)
     for number, count in enumerate((1, long, 1, long)):
         start = Start(0, -1 - number, [0] * count, count, 0, sampling, pooling)
@@ -128,10 +128,6 @@ def _warm_up(loaded: _Loaded, profile: ModelProfile, estimator: StepCostEstimato
         executor.land()
         if number > 1:
             estimator.observe(count, count * (count + 1) / 2, time.monotonic() - began)
-
-
-def _own_task(profile: ModelProfile) -> PoolingTask:
-    return next(PoolingTask(task) for task in profile.tasks if task in set(PoolingTask))
 
 
 def _card(config: EngineConfig, profile: ModelProfile, loaded: _Loaded, seconds: float) -> ModelCard:

@@ -11,7 +11,6 @@ are zeroed, so that its values cannot spread, and later rows of the same occupan
 What is made of a row's hidden states, a token or a vector, is the business of the head: `SamplingHead`, `PoolingHead`.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -20,12 +19,10 @@ import torch
 from torch import Tensor
 
 from tenure.core.plan import Row, RowResult, StepPlan, StepResult
+from tenure.engine.landing import Landing
 from tenure.engine.slots import Slots
-from tenure.errors import InternalError
 from tenure.kv.cache import KVCache
 from tenure.layers.batch import PackedBatch
-
-MOST_IN_FLIGHT = 2
 
 
 class Model(Protocol):
@@ -59,13 +56,12 @@ class ModelExecutor:
         self._cache = cache
         self._head = head
         self._slots = Slots(max_slots, max_model_len, cache.block_size)
-        self._landing: deque[StepResult] = deque()
+        self._landing = Landing()
         self._counts = ExecutorSnapshot(0, 0, 0, 0, 0)
 
     def launch(self, plan: StepPlan) -> None:
         """Carry out a plan. A plan that contradicts what the slots hold raises `InternalError`."""
-        if len(self._landing) == MOST_IN_FLIGHT:
-            raise InternalError(f"step {plan.number} was launched while {MOST_IN_FLIGHT} others had not landed")
+        self._landing.check_room(plan)
         for start in plan.starts:
             self._slots.occupy(start)
         self._slots.extend(plan.rows)
@@ -77,14 +73,12 @@ class ModelExecutor:
             _failed_before(row) if has_failed else next(computed)
             for row, has_failed in zip(plan.rows, failed, strict=True)
         ]
-        self._landing.append(StepResult(plan.number, results))
+        self._landing.add(StepResult(plan.number, results))
         self._count(live, results)
 
     def land(self) -> StepResult:
         """The result of the oldest launched plan: one entry per row, in the plan's order."""
-        if not self._landing:
-            raise InternalError("no step is in flight")
-        return self._landing.popleft()
+        return self._landing.take()
 
     def snapshot(self) -> ExecutorSnapshot:
         return replace(self._counts, in_flight=len(self._landing))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tenure.core.plan import Row, RowResult
-from tenure.engine.encoder_executor import NOT_FINITE, encode
+from tenure.engine.pooled_row import pooled_row
 from tenure.engine.slots import Slots
 from tenure.layers.batch import PackedBatch
 from tenure.layers.pooling import unit_rows
@@ -61,11 +61,9 @@ class PoolingHead:
         if wanted is None or wanted.task is not self.task:
             error = f"this model answers the task {self.task} only"
             return RowResult(row.slot, row.generation, error=error, outcome=Outcome.INVALID)
-        # Looked at as it comes: the sigmoid of infinity would look like a sound answer.
-        pooled = encode(self._finished(answer_1W, wanted)) if bool(answer_1W.isfinite().all()) else None
-        if pooled is None:
-            return RowResult(row.slot, row.generation, error=NOT_FINITE)
-        return RowResult(row.slot, row.generation, pooled=pooled)
+        # The sigmoid of infinity would look like a sound answer.
+        sound = bool(answer_1W.isfinite().all())
+        return pooled_row(row, self._finished(answer_1W, wanted) if sound else answer_1W)
 
     def _finished(self, answer_1W: Tensor, wanted: PoolingParams) -> Tensor:
         if self.task is PoolingTask.EMBED:

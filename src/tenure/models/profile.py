@@ -31,6 +31,7 @@ from tenure.models.modules import (
     read_answers,
     read_modules,
 )
+from tenure.pooling import PoolingTask
 from tenure.source import ResolvedSource, SourceKind
 
 __all__ = ["ModelProfile", "PoolingMode", "Scoring", "read_profile"]
@@ -78,6 +79,11 @@ class ModelProfile:
     @property
     def generates(self) -> bool:
         return "generate" in self.tasks
+
+    @property
+    def pooling_task(self) -> PoolingTask:
+        """What it does with a text when nothing is said; for a model that pools."""
+        return next(PoolingTask(task) for task in self.tasks if task in set(PoolingTask))
 
 
 def read_profile(source: ResolvedSource, task: str | None = None) -> ModelProfile:
