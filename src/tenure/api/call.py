@@ -62,7 +62,7 @@ class Call:
 
     @property
     def label(self) -> str:
-        """The caller's `X-Request-Id`: to show, never to match."""
+        """The caller's `X-Request-Id`: a label that is shown, and no identity."""
         return self._visit.arrival.label
 
     @property

@@ -33,6 +33,8 @@ from tenure.api.window import Window
 from tenure.text.stream import TextOptions
 
 DEFAULT_COMPLETION_TOKENS = 16
+_MAX_PROMPT_LOGPROBS = 4_000_000
+"""Of one answer: numbers for all tokens of its longest prompt."""
 
 
 def chat_job(
@@ -88,9 +90,6 @@ def completion_job(
         prompt_logprobs=prompt_logprobs,
         echo_prompt=bool(request.echo),
     )
-
-
-_MAX_PROMPT_LOGPROBS = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -159,30 +158,14 @@ class _Draft:
             prompt_logprobs=prompt_logprobs,
             seed=self.settings.seed,
         )
-        text = TextOptions(
-            stop=self.stop,
-            include_stop_str_in_output=bool(request.include_stop_str_in_output),
-            skip_special_tokens=request.skip_special_tokens is not False,
-            min_tokens=sampling.min_tokens,
-        )
-        report = ReportOptions(
-            logprobs=logprobs is not None,
-            top_logprobs=logprobs or 0,
-            token_ids=bool(request.return_token_ids),
-            tokens_as_ids=bool(request.return_tokens_as_token_ids),
-            prompt_logprobs=self.prompt_logprobs,
-            prompt_text=prompt_text,
-            include_usage=self.usage[0],
-            continuous_usage=self.usage[1],
-        )
         return Job(
             model=self.model,
             prompts=prompts,
             prompt_texts=prompt_texts,
             n=self.n,
             sampling=sampling,
-            text=text,
-            report=report,
+            text=self._text_options(sampling.min_tokens),
+            report=self._report_options(logprobs, prompt_text=prompt_text),
             stream=bool(request.stream),
             stream_interval=int(self.numbers.get("stream_interval", 1)),
             echo=echo,
@@ -190,6 +173,28 @@ class _Draft:
             role=role,
             priority=self.priority,
             cache_salt=self.cache_salt,
+        )
+
+    def _text_options(self, min_tokens: int) -> TextOptions:
+        request = self.request
+        return TextOptions(
+            stop=self.stop,
+            include_stop_str_in_output=bool(request.include_stop_str_in_output),
+            skip_special_tokens=request.skip_special_tokens is not False,
+            min_tokens=min_tokens,
+        )
+
+    def _report_options(self, logprobs: int | None, *, prompt_text: bool) -> ReportOptions:
+        include_usage, continuous_usage = self.usage
+        return ReportOptions(
+            logprobs=logprobs is not None,
+            top_logprobs=logprobs or 0,
+            token_ids=bool(self.request.return_token_ids),
+            tokens_as_ids=bool(self.request.return_tokens_as_token_ids),
+            prompt_logprobs=self.prompt_logprobs,
+            prompt_text=prompt_text,
+            include_usage=include_usage,
+            continuous_usage=continuous_usage,
         )
 
 

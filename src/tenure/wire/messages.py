@@ -1,7 +1,7 @@
 """What API processes and engines say to each other: two closed unions of frozen structs, one per direction.
 
 New fields go last and have defaults. `request` is a number that the API process draws; it is unique among the
-requests of its connection, and no string of a caller's is ever used to match anything.
+requests of its connection. A caller's string identifies nothing; only `CancelByName` looks requests up by labels.
 """
 
 import msgspec
@@ -42,7 +42,7 @@ class Submit(Message, frozen=True):
     sampling: SamplingParams
     n: int = 1
     label: str = ""
-    """The caller's `X-Request-Id`: shown, never matched."""
+    """The caller's `X-Request-Id`: shown, and asked for by `CancelByName` alone."""
     priority: int = 0
     cache_salt: str = ""
     pooling: PoolingParams | None = None
