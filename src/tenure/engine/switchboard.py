@@ -29,6 +29,7 @@ from tenure.core.admission import Gate, GateLimits, Permit, Refusal
 from tenure.core.ledger import LedgerError
 from tenure.core.report import Output
 from tenure.core.request import Request
+from tenure.engine import translation
 from tenure.engine.ledger_report import engine_ledger
 from tenure.engine.orders import Add, Cancel, EngineSnapshot, Finish, Order, Progress, Resume, Stall
 from tenure.engine.register import Name, Register
@@ -118,7 +119,9 @@ class Switchboard:
         by_connection: dict[int, list[wire.ItemOutput]] = {}
         for output in outputs:
             entry = self._open[output.request.number]
-            by_connection.setdefault(entry.connection.number, []).append(_item_output(entry.wire_number, output))
+            by_connection.setdefault(entry.connection.number, []).append(
+                translation.item_output(entry.wire_number, output)
+            )
         for number, items in by_connection.items():
             self._send_outputs(self._connections.get(number), step, items)
         for request in ended:
@@ -224,13 +227,13 @@ class Switchboard:
             raise PeerGone(f"request {submit.request} was submitted twice")
         answer = self._ask(connection, submit)
         if isinstance(answer, Refusal):
-            self._send(connection, _refused(submit.request, answer))
+            self._send(connection, translation.refused(submit.request, answer))
             return
         number = next(self._numbers)
         self._open[number] = connection.requests[submit.request] = _Open(number, answer, connection, submit.request)
         self._register.enter(number, Name(submit.public_id, submit.label, submit.owner))
         self._send(connection, wire.Admitted(request=submit.request))
-        self._order(Add(_request(number, submit)))
+        self._order(Add(translation.request(number, submit, time.monotonic())))
 
     def _ask(self, connection: _Connection, submit: wire.Submit) -> Permit | Refusal:
         if not connection.greeted:
@@ -310,46 +313,3 @@ class Switchboard:
             for connection in self._connections.values():
                 self._send(connection, wire.Heartbeat(step=step, step_age=age, outstanding_tokens=held))
             await anyio.sleep(_HEARTBEAT_INTERVAL)
-
-
-def _request(number: int, submit: wire.Submit) -> Request:
-    now = time.monotonic()
-    return Request(
-        number,
-        submit.prompts,
-        submit.sampling,
-        n=submit.n,
-        priority=submit.priority,
-        cache_salt=submit.cache_salt,
-        pooling=submit.pooling,
-        segments=submit.segments,
-        public_id=submit.public_id,
-        label=submit.label,
-        arrived_at=now,
-        begin_by=None if submit.begin_within is None else now + submit.begin_within,
-        end_by=None if submit.end_within is None else now + submit.end_within,
-    )
-
-
-def _refused(number: int, refusal: Refusal) -> wire.Refused:
-    return wire.Refused(
-        request=number,
-        outcome=refusal.outcome,
-        code=refusal.code,
-        message=refusal.message,
-        retry_after=1.0 if refusal.outcome is Outcome.UNAVAILABLE else refusal.retry_after,
-    )
-
-
-def _item_output(number: int, output: Output) -> wire.ItemOutput:
-    return wire.ItemOutput(
-        request=number,
-        index=output.index,
-        tokens=[] if output.token is None else [output.token],
-        logprobs=None if output.logprobs is None else [output.logprobs],
-        finish_reason=output.finish_reason,
-        stop_token=output.stop_token,
-        prompt_logprobs=output.prompt_logprobs,
-        cached_tokens=output.cached_tokens,
-        pooled=output.pooled,
-    )

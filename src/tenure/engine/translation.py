@@ -1,0 +1,55 @@
+"""Between the words of the wire and those of the core."""
+
+from tenure.core.admission import Refusal
+from tenure.core.report import Output
+from tenure.core.request import Request
+from tenure.outcomes import Outcome
+from tenure.wire import messages as wire
+
+_RETRY_AFTER = 1.0
+"""Seconds, for an engine that is loading: nobody knows when it will be ready."""
+
+
+def request(number: int, submit: wire.Submit, now: float) -> Request:
+    """A request that has just been admitted, under the engine's own number; `now` is on the loop's clock."""
+    return Request(
+        number,
+        submit.prompts,
+        submit.sampling,
+        n=submit.n,
+        priority=submit.priority,
+        cache_salt=submit.cache_salt,
+        pooling=submit.pooling,
+        segments=submit.segments,
+        public_id=submit.public_id,
+        label=submit.label,
+        arrived_at=now,
+        begin_by=None if submit.begin_within is None else now + submit.begin_within,
+        end_by=None if submit.end_within is None else now + submit.end_within,
+    )
+
+
+def refused(number: int, refusal: Refusal) -> wire.Refused:
+    """The gate's answer, for the request that its connection calls `number`."""
+    return wire.Refused(
+        request=number,
+        outcome=refusal.outcome,
+        code=refusal.code,
+        message=refusal.message,
+        retry_after=_RETRY_AFTER if refusal.outcome is Outcome.UNAVAILABLE else refusal.retry_after,
+    )
+
+
+def item_output(number: int, output: Output) -> wire.ItemOutput:
+    """What a landed row means, for the request that its connection calls `number`."""
+    return wire.ItemOutput(
+        request=number,
+        index=output.index,
+        tokens=[] if output.token is None else [output.token],
+        logprobs=None if output.logprobs is None else [output.logprobs],
+        finish_reason=output.finish_reason,
+        stop_token=output.stop_token,
+        prompt_logprobs=output.prompt_logprobs,
+        cached_tokens=output.cached_tokens,
+        pooled=output.pooled,
+    )
