@@ -155,7 +155,11 @@ EVENTS = st.lists(
     st.tuples(st.sampled_from(["arrive", "move", "leave", "bury"]), st.integers(0, 2), st.sampled_from([CHAT, RERANK])),
     max_size=60,
 )
-NEXT = {WorkStage.RECEIVED: WorkStage.ADMITTED, WorkStage.ADMITTED: WorkStage.ANSWERING, WorkStage.ANSWERING: WorkStage.ENDING}
+NEXT = {
+    WorkStage.RECEIVED: WorkStage.ADMITTED,
+    WorkStage.ADMITTED: WorkStage.ANSWERING,
+    WorkStage.ANSWERING: WorkStage.ENDING,
+}
 
 
 @given(EVENTS)
