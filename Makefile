@@ -4,6 +4,7 @@ PYTHON ?= python3.11
 PORT ?= 8000
 MODELS ?=
 ARGS ?=
+SOAK ?=
 
 # On a busy machine threads that spin for work slow everything down; `tenure serve` sets this for its engines itself.
 export GOMP_SPINCOUNT ?= 8000
@@ -21,7 +22,7 @@ help:
 	@echo "make serve   set up and serve the demo models on 127.0.0.1:$(PORT)  (PORT=, MODELS=, ARGS=)"
 	@echo "make test    set up and run all tests  (ARGS= goes to pytest)"
 	@echo "make check   lint, types, import directions, sizes"
-	@echo "make soak    the long versions of the randomised tests"
+	@echo "make soak    20 minutes of a storm on a real server, and the long versions of the randomised tests  (SOAK=)"
 	@echo "make audit   look the pinned packages up in the database of known vulnerabilities"
 	@echo "make clean   remove the environment and all caches"
 
@@ -42,6 +43,7 @@ format: $(VENV)/.develop
 	@$(BIN)/ruff format .
 
 soak: $(VENV)/.clients
+	@$(BIN)/python -m benchmarks.soak $(SOAK)
 	@$(BIN)/python -m pytest --hypothesis-profile=soak $(ARGS)
 
 # In an environment of its own, since its dependencies are no concern of ours.
