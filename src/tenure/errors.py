@@ -3,6 +3,8 @@
 Foreign exceptions are translated into these at the boundary where they arise.
 """
 
+from tenure.outcomes import Outcome
+
 
 class TenureError(Exception):
     """Base of all errors that Tenure raises on purpose."""
@@ -14,6 +16,12 @@ class CallerError(TenureError):
 
 class ResourceError(TenureError):
     """A file, a process, a peer or a limit stands in the way; the same call may succeed later or elsewhere."""
+
+
+class EndingError(TenureError):
+    """An error that says how the request ends which it is raised in."""
+
+    outcome: Outcome
 
 
 class InternalError(TenureError):

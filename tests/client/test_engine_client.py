@@ -6,6 +6,7 @@ import pytest
 
 from tenure.client import EndOfGeneration, EngineClient, GenerationFailed, GenerationHandle, Refusal
 from tenure.client.generation import STALL_ABOVE
+from tenure.errors import EndingError
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
 from tests.client.engines import SUBMIT, Bench, ObedientEngine, bench, output
@@ -373,7 +374,7 @@ def test_a_reader_that_does_not_keep_up_stalls_its_request_and_goes_on_with_ever
 
 
 def test_a_request_that_fails_with_an_outcome_of_its_own_is_cancelled_with_it() -> None:
-    class Stalled(Exception):
+    class Stalled(EndingError):
         outcome = Outcome.STALLED
 
     async def scenario() -> None:

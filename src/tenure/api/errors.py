@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from tenure.errors import TenureError
+from tenure.errors import EndingError
 from tenure.outcomes import Outcome
 
 MAX_ECHO_CHARACTERS = 200
@@ -26,7 +26,7 @@ class Dialect(StrEnum):
     """The text again, on top: `detail` is read by Jina's clients, `message` by Cohere's."""
 
 
-class ApiError(TenureError):
+class ApiError(EndingError):
     """An answer other than success. `outcome` is what the request is counted as."""
 
     def __init__(

@@ -21,6 +21,7 @@ from anyio.abc import TaskGroup
 
 from tenure.client.generation import GenerationHandle, HandleState, Refusal
 from tenure.client.vitals import Health, Vitals
+from tenure.errors import EndingError
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
 from tenure.wire.framing import Channel, PeerGone
@@ -115,8 +116,11 @@ class EngineClient:
         except anyio.get_cancelled_exc_class():
             await self._cancel(handle, Outcome.CLIENT_CANCELLED)
             raise
-        except BaseException as error:
-            await self._cancel(handle, getattr(error, "outcome", Outcome.ENGINE_ERROR))
+        except EndingError as error:
+            await self._cancel(handle, error.outcome)
+            raise
+        except BaseException:
+            await self._cancel(handle, Outcome.ENGINE_ERROR)
             raise
         else:
             await self._cancel(handle, Outcome.ABORTED)

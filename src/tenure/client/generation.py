@@ -15,12 +15,12 @@ from typing import Protocol
 
 import anyio
 
-from tenure.errors import ResourceError
+from tenure.errors import EndingError, ResourceError
 from tenure.outcomes import Outcome
 from tenure.wire.messages import Ended, FinishItem, ItemOutput, Refused, Resume, Stall, ToEngine
 
 
-class Refusal(ResourceError):
+class Refusal(ResourceError, EndingError):
     """The request was not admitted; nothing of it is held. `code` is the error code of the HTTP API."""
 
     def __init__(self, outcome: Outcome, code: str, message: str, retry_after: float | None = None) -> None:
@@ -31,7 +31,7 @@ class Refusal(ResourceError):
         self.retry_after = retry_after
 
 
-class GenerationFailed(ResourceError):
+class GenerationFailed(ResourceError, EndingError):
     """An admitted request ended otherwise than `ok`."""
 
     def __init__(self, outcome: Outcome, message: str) -> None:
