@@ -2,10 +2,13 @@
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 
 from tenure.client import EndOfGeneration, EngineClient, GenerationFailed, GenerationHandle, Refusal
 from tenure.client.generation import STALL_ABOVE
+from tenure.core.admission import Gate, GateLimits
+from tenure.core.admission import Refusal as GateRefusal
 from tenure.errors import EndingError
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
@@ -419,5 +422,39 @@ def test_requests_are_ended_by_name() -> None:
                 await engine.hear(wire.CancelByName)
                 await engine.hang_up()  # what was asked is answered by nobody
             assert answers == [None, found, None]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "submit",
+    [
+        msgspec.structs.replace(SUBMIT, prompts=[[1]] * 5, n=1),
+        msgspec.structs.replace(SUBMIT, prompts=[[1]], n=5),
+        msgspec.structs.replace(SUBMIT, prompts=[[1] * 11, [1] * 10], n=1),
+    ],
+)
+def test_what_can_never_be_admitted_is_not_sent(submit: wire.Submit) -> None:
+    """Its message alone may be larger than all that may wait for an engine, which would cost others the connection."""
+    limits = GateLimits(items=4, tokens=20, capacity=64, vocabulary_size=32)
+    card = msgspec.structs.replace(CARD, most_items=limits.items, most_prompt_tokens=limits.tokens)
+
+    async def scenario() -> None:
+        async with bench() as rig:
+            engine = await rig.accept()
+            await engine.say(wire.Ready(card=card, epoch="first"))
+            await rig.client.wait_ready()
+            with pytest.raises(Refusal) as refused:
+                async with rig.client.open(submit):
+                    pass
+            answer = Gate(limits).ask(submit.prompts, submit.n)
+            assert isinstance(answer, GateRefusal)
+            told = refused.value
+            assert (told.outcome, told.code, told.message) == (answer.outcome, answer.code, answer.message)
+            async with anyio.create_task_group() as group:
+                group.start_soon(Handler(rig.client).run)
+                assert (await engine.hear(wire.Submit)).prompts == SUBMIT.prompts  # nothing came before it
+                group.cancel_scope.cancel()
+                await engine.hang_up()
 
     run(scenario)

@@ -9,9 +9,12 @@ import msgspec
 from tenure.api.call import Call
 from tenure.api.decoding import decode_body
 from tenure.api.errors import invalid_request, request_not_found
+from tenure.api.intake import MAX_LABEL_CHARACTERS
 from tenure.outcomes import Outcome
 
 MOST_NAMES = 1000
+LONGEST_NAME = MAX_LABEL_CHARACTERS
+"""In characters. No id is longer; and what is asked of an engine must stay far below the size of a message."""
 
 
 class CancelRequests(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +43,8 @@ _DECODER = msgspec.json.Decoder(CancelRequests)
 async def cancel_one(call: Call) -> None:
     """End the request with the id in the path."""
     public_id = call.path_params["id"]
+    if len(public_id) > LONGEST_NAME:
+        raise request_not_found([public_id])
     found = await call.context.fleet.cancel([public_id], (), call.terms.owner)
     if not found:
         raise request_not_found([public_id])
@@ -54,6 +59,9 @@ async def cancel_many(call: Call) -> None:
         raise invalid_request("Name at least one of `ids` and `labels`.")
     if len(ids) + len(labels) > MOST_NAMES:
         raise invalid_request(f"At most {MOST_NAMES} requests can be named in one call.")
+    for param, names_of_kind in (("ids", ids), ("labels", labels)):
+        if any(len(name) > LONGEST_NAME for name in names_of_kind):
+            raise invalid_request(f"A name in `{param}` has at most {LONGEST_NAME} characters.", param)
     found = await call.context.fleet.cancel(ids, [label for label in labels if label], call.terms.owner)
     if not found:
         raise request_not_found(ids or labels)

@@ -104,11 +104,13 @@ class EngineClient:
     async def open(self, submit: wire.Submit) -> AsyncIterator[GenerationHandle]:
         """Have a request admitted (its `request` number is set here), and hold it for as long as the scope lasts.
 
-        Raises Refusal. Leaving the scope before the request is over cancels it, and waits, shielded, until the engine
-        holds nothing of it.
+        Raises Refusal; also for a request that is larger than all open ones may be together: it is not even sent, as
+        its message might be too large for the connection that all share. Leaving the scope before the request is over
+        cancels it, and waits, shielded, until the engine holds nothing of it.
         """
-        if not self.ready:
+        if self.card is None:
             raise unavailable()
+        _check_size(submit, self.card)
         handle = self._submit(submit)
         try:
             await handle.wait_admitted()
@@ -328,6 +330,17 @@ async def _receive(channel: Channel[wire.FromEngine], limit: float) -> list[wire
         return await channel.receive()
     with anyio.fail_after(second_look):
         return await channel.receive()
+
+
+def _check_size(submit: wire.Submit, card: wire.ModelCard) -> None:
+    """Raises what the engine's gate would answer."""
+    for what, wanted, limit in (
+        ("items", len(submit.prompts) * submit.n, card.most_items),
+        ("prompt tokens", sum(map(len, submit.prompts)), card.most_prompt_tokens),
+    ):
+        if wanted > limit:
+            message = f"the request has {wanted} {what}; this server takes at most {limit} at a time"
+            raise Refusal(Outcome.INVALID, "invalid_request", message)
 
 
 def unavailable() -> Refusal:

@@ -142,4 +142,6 @@ def _card(config: EngineConfig, profile: ModelProfile, loaded: _Loaded, seconds:
         dtype=str(loaded.dtype).removeprefix("torch."),
         tasks=profile.tasks,
         load_seconds=round(seconds, 3),
+        most_items=config.max_num_seqs + config.max_num_queued_reqs,
+        most_prompt_tokens=config.max_num_queued_tokens,
     )

@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def _run(engine: Engine, config: EngineConfig, io_thread: IOThread, report: int) -> None:
-    orders: queue.Queue[Order] = queue.Queue(_ORDERS_PER_ITEM * _item_limit(config))
+    orders: queue.Queue[Order] = queue.Queue(_ORDERS_PER_ITEM * engine.card.most_items)
     pace = Pace(
         engine.estimator,
         max_tokens=config.max_num_batched_tokens,
@@ -74,18 +74,14 @@ def _run(engine: Engine, config: EngineConfig, io_thread: IOThread, report: int)
     )
     loop = EngineLoop(engine.scheduler, engine.executor, orders, io_thread, pace)
     limits = GateLimits(
-        items=_item_limit(config),
-        tokens=config.max_num_queued_tokens,
+        items=engine.card.most_items,
+        tokens=engine.card.most_prompt_tokens,
         capacity=engine.scheduler.limits.capacity,
         vocabulary_size=engine.card.vocabulary_size,
     )
     io_thread.open_for_business(engine.card, limits, orders, lambda: loop.progress)
     write_report(report, Loaded(card=engine.card))
     loop.run()
-
-
-def _item_limit(config: EngineConfig) -> int:
-    return config.max_num_seqs + config.max_num_queued_reqs
 
 
 if __name__ == "__main__":

@@ -119,6 +119,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     tasks: tuple[str, ...] = ("generate",)
     load_seconds: float = 0.0
+    most_items: int = 2**31
+    """Of all open requests together, so no request has more."""
+    most_prompt_tokens: int = 2**31
 
 
 class Ready(Message, frozen=True):
