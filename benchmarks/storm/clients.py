@@ -57,11 +57,11 @@ class Client:
             [way] = self.random.choices(ways, weights)
             try:
                 await BEHAVIOURS[way][0](self)
-            except Hung as hung:
-                self.fault(f"{way}: {hung}")
-            except Cut as cut:
+            except* Hung as group:
+                self.fault(f"{way}: {group.exceptions[0]}")
+            except* Cut as group:
                 if not self.ground.killing:
-                    self.fault(f"{way}: the server hung up: {cut}")
+                    self.fault(f"{way}: the server hung up: {group.exceptions[0]}")
             await anyio.sleep(self.random.expovariate(20))
 
     def fault(self, text: str) -> None:
