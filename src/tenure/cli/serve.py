@@ -40,7 +40,7 @@ class ServeOptions:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and cache; auto is float32 on a CPU."""
     max_model_len: AtLeastOne | None = None
-    """Window in tokens, prompt and output together; by default the model's."""
+    """Window in tokens, prompt and output together; by default the model's. An encoder takes it as an upper limit."""
     max_num_seqs: AtLeastOne = 64
     """Most sequences that run at a time in one engine."""
     max_num_batched_tokens: AtLeastOne = 2048
