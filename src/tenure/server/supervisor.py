@@ -43,9 +43,17 @@ SEND_BUFFER_BYTES = 64 * 1024
 _BACKLOG = 2048
 _DRAIN_MARGIN = 10.0
 
-_ENGINE_ENVIRONMENT = {"GOMP_SPINCOUNT": "8000"}
-"""How long a thread of the engine spins for its next piece of work. The default is for machines that do nothing else:
-on a busy one it makes steps many times slower. Read by OpenMP when it is loaded, hence no flag of the engine's."""
+_ENGINE_ENVIRONMENT = {
+    "GOMP_SPINCOUNT": "8000",
+    "LRU_CACHE_CAPACITY": "128",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
+}
+"""Read by libraries when they are loaded, hence no flags of the engine's.
+
+How long a thread spins for its next piece of work: the default of OpenMP is for machines that do nothing else; on a
+busy one it makes steps many times slower. How many compiled products oneDNN and PyTorch's layer over it each keep:
+there is one for each shape of weights and each number of rows in a step, and the default of 1024 takes hundreds of
+MiB."""
 
 Announce = Callable[[str, Sequence[ModelCard]], None]
 
