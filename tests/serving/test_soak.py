@@ -13,7 +13,7 @@ _MIB = 1024 * 1024
 
 @pytest.mark.timeout(300)
 def test_every_promise_is_kept_under_a_storm() -> None:
-    """Memory is given more room than in the long run: in its first minute a server meets most of what it has to keep."""
+    """Memory has more room than in the long run: in its first minute a server meets most of what it has to keep."""
     plan = Plan(seconds=50, seed=4, clients=24, models=("script", "minilm"), memory_margin=256 * _MIB)
     result: Result = anyio.run(run, plan, print)
     text = report(result)
