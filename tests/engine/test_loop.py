@@ -238,7 +238,7 @@ def test_a_loop_that_has_nothing_to_compute_wakes_for_a_deadline() -> None:
         Pace(StepCostEstimator(), max_tokens=64, step_time=0.0),
         clock=tick,
     )
-    rig.run(Add(due(1, end_by=101.0)), Stall(1))
+    rig.run(Add(due(1, end_by=100.1)), Stall(1))
     assert rig.port.ended == [(1, Outcome.DEADLINE)]
     assert rig.executor.plans == []
 
