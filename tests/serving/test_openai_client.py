@@ -84,7 +84,7 @@ def test_completion_streamed_is_the_same(client: OpenAI) -> None:
 
 
 def test_choices_differ_and_are_complete(exact_server: ServerProcess) -> None:
-    """In steps of equal shapes, with the prompt in the cache: else two candidates that are close might change places."""
+    """In steps of equal shapes, with the prompt in the cache: else two candidates that are close may change places."""
     options = {"model": "smollm2", "messages": MESSAGES, "max_tokens": 16, "temperature": 1.5, "n": 3, "seed": 7}
     with official(exact_server) as client:
         client.chat.completions.create(**options)
