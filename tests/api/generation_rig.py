@@ -30,6 +30,9 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 
 
+def no_stop() -> None: ...
+
+
 class ByteTokenizer:
     """One token per byte; 256 begins and 257 ends a text, 258 and 259 have no text."""
 
@@ -46,11 +49,11 @@ class ByteTokenizer:
         self.encoded_by: set[int] = set()
         """Identities of the threads that encoded something."""
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        (own,) = self.encode_plain([text])
+    def encode(self, text: str, add_special_tokens: bool = True, between: Callable[[], None] = no_stop) -> list[int]:
+        (own,) = self.encode_plain([text], between)
         return self.frame.around(own) if add_special_tokens else own
 
-    def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_plain(self, texts: Sequence[str], between: Callable[[], None] = no_stop) -> list[list[int]]:
         self.encoded_by.add(threading.get_ident())
         return [list(text.encode()) for text in texts]
 

@@ -149,6 +149,12 @@ def test_a_body_that_does_not_come_is_a_timeout() -> None:
     assert (reply.status, reply.code) == (408, "request_timeout")
 
 
+def test_a_body_that_is_not_there_in_the_requests_own_time_is_late() -> None:
+    slow = post("/hello", b"{}", content_length="10", x_request_timeout="0.05")
+    (reply,) = talk(slow, limits=HttpLimits(linger_timeout=0.2), deadline=1)
+    assert (reply.status, reply.code) == (504, "deadline_exceeded")
+
+
 @pytest.mark.parametrize(
     ("kind", "status", "code", "outcome"),
     [

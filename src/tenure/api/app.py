@@ -127,7 +127,8 @@ def build_app(
     """Return the ASGI application: the guard around the dispatcher."""
     routes = route_table()
     inner = answer_preflights(build_inner(context, routes, limits), cors)
-    return Guard(inner, routes, tally, limits, keys, context.settings.root_path, reporter)
+    settings = context.settings
+    return Guard(inner, routes, tally, limits, keys, settings.root_path, reporter, settings.request_timeout)
 
 
 def build_inner(context: AppContext, routes: RouteTable, limits: HttpLimits) -> ASGIApp:

@@ -43,7 +43,7 @@ class Terms(NamedTuple):
     rank: int | None = None
     """`X-data-parallel-rank`: which engine of the model; its range unchecked."""
     timeout: float | None = None
-    """`X-Request-Timeout`: seconds from its arrival in which it must be over."""
+    """Seconds from its arrival in which it must be over: its `X-Request-Timeout`, or the server's if that is less."""
     owner: str = ""
     """What stands for the API key that it came with."""
 

@@ -1,6 +1,5 @@
 """What a handler gets: one HTTP request, complete and checked, and the ways to answer it."""
 
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -15,7 +14,6 @@ from tenure.api.arrival import Terms
 from tenure.api.context import AppContext
 from tenure.api.errors import ApiError
 from tenure.api.sse import EventStream
-from tenure.api.threads import in_thread_if_long
 from tenure.api.translate import translate
 from tenure.api.visit import Stage, Visit
 from tenure.client import GenerationHandle, Opener
@@ -85,9 +83,15 @@ class Call:
         self._visit.journal.model = name
 
     async def compute(self, work: Callable[[], T], size: int | None = None) -> T:
-        """Run `work` on an input of this size, by default the body's: in a thread if it is long."""
-        length = len(self.body) if size is None else size
-        return await in_thread_if_long(work, length, self.context.settings.thread_above)
+        """Run `work` on an input of this size, by default the body's: in a thread if it is long.
+
+        Raises ApiError when the request's time is up meanwhile.
+        """
+        read = len(self.body) if size is None else 0
+        workers, threshold = self.context.workers, self.context.settings.thread_above
+        with anyio.move_on_after(self._visit.time_left()):
+            return await workers.run_if_long(work, size or read, threshold, body_size=read)
+        raise errors.out_of_time()
 
     async def respond(
         self,
@@ -132,14 +136,11 @@ class Call:
             yield handle
 
     def _on_terms(self, submit: Submit) -> Submit:
-        settings, terms = self.context.settings, self._visit.terms
-        limits = [limit for limit in (settings.request_timeout or None, terms.timeout) if limit is not None]
-        passed = time.monotonic() - self._visit.arrival.received_at
-        left = min(limits) - passed if limits else None
+        left = self._visit.time_left()
         if left is not None and left <= 0:
-            raise errors.deadline_exceeded("The request took longer than it may.")
-        begin = settings.queue_timeout or None
-        return msgspec.structs.replace(submit, owner=terms.owner, begin_within=begin, end_within=left)
+            raise errors.out_of_time()
+        owner, begin = self._visit.terms.owner, self.context.settings.queue_timeout or None
+        return msgspec.structs.replace(submit, owner=owner, begin_within=begin, end_within=left)
 
     @asynccontextmanager
     async def event_stream(self) -> AsyncIterator[EventStream]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from tenure.api.notices import Notices
 from tenure.api.text_model import TextModel
+from tenure.api.threads import Workers
 from tenure.client import Fleet
 from tenure.process.counters import CountersSnapshot
 
@@ -56,5 +57,6 @@ class AppContext:
     """Monotonic seconds."""
     draining: Callable[[], bool] = lambda: False
     notices: Notices = field(default_factory=Notices)
+    workers: Workers = field(default_factory=Workers)
     document: bytes = b""
     """The OpenAPI document; `api.app` fills it in."""

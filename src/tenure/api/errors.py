@@ -183,6 +183,11 @@ def deadline_exceeded(message: str) -> ApiError:
     return ApiError(504, "deadline_exceeded", message, type="GatewayTimeoutError", outcome=Outcome.DEADLINE)
 
 
+def out_of_time() -> ApiError:
+    """The request's own time limit, or the server's, has passed before an engine had it."""
+    return deadline_exceeded("The request took longer than it may.")
+
+
 def aborted(message: str) -> ApiError:
     return ApiError(409, "aborted", message, type="ConflictError", outcome=Outcome.ABORTED)
 
@@ -218,7 +223,7 @@ def from_outcome(
         case Outcome.DEADLINE:
             return deadline_exceeded(message)
         case Outcome.ABORTED | Outcome.CLIENT_CANCELLED:
-            return aborted(message)
+            return aborted(message or "The request was ended by its id or label.")
         case Outcome.KV_LOST:
             return kv_lost(message)
         case Outcome.STALLED:

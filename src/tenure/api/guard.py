@@ -65,6 +65,7 @@ class Guard:
         keys: KeyRing = KeyRing(),  # noqa: B008 -- frozen
         root_path: str = "",
         reporter: Reporter = Reporter(),  # noqa: B008 -- never changes
+        request_timeout: float = 0.0,
     ) -> None:
         self._app = app
         self._routes = routes
@@ -73,6 +74,7 @@ class Guard:
         self._limits = limits
         self._keys = intake.digests(keys.keys)
         self._root_path = root_path
+        self._request_timeout = request_timeout or None
         self._open: set[Visit] = set()
         self._body_bytes = 0
         self._watchers = 0
@@ -192,7 +194,8 @@ class Guard:
             owner = intake.check_key(headers, self._keys)
         if arrival.label_refusal is not None:
             raise arrival.label_refusal
-        visit.terms = Terms(intake.read_rank(headers), intake.read_timeout(headers), owner)
+        timeout = intake.shorter(intake.read_timeout(headers), self._request_timeout)
+        visit.terms = Terms(intake.read_rank(headers), timeout, owner)
         if visit.work and self._draining is not None:
             raise self._draining
         if arrival.route.body and not arrival.asks_options:
@@ -202,7 +205,8 @@ class Guard:
     async def _take_body(self, visit: Visit, receive: Receive) -> None:
         if not visit.arrival.route.body or visit.arrival.asks_options:
             return
-        visit.body = await intake.read_body(receive, self._limits, partial(self._hold, visit))
+        hold = partial(self._hold, visit)
+        visit.body = await intake.read_body(receive, self._limits, hold, visit.time_left())
         visit.body_complete = True
         self._reporter.received(visit)
         intake.check_depth(visit.body, self._limits.max_body_depth)

@@ -104,13 +104,20 @@ def check_length(headers: Headers, limit: int) -> None:
         raise errors.request_too_large(limit)
 
 
-async def read_body(receive: Receive, limits: HttpLimits, hold: Callable[[int], None]) -> bytes:
+def shorter(one: float | None, other: float | None) -> float | None:
+    """The shorter of two times; None stands for no limit."""
+    return min((time for time in (one, other) if time is not None), default=None)
+
+
+async def read_body(
+    receive: Receive, limits: HttpLimits, hold: Callable[[int], None], time_left: float | None = None
+) -> bytes:
     """The whole body, bounded in bytes and time; raises `ClientGone` when the client leaves first.
 
-    `hold` is told of the bytes as they come, and may refuse them.
+    `hold` is told of the bytes as they come, and may refuse them. `time_left`: until the request must be over.
     """
     chunks = bytearray()
-    with anyio.move_on_after(limits.body_timeout) as scope:
+    with anyio.move_on_after(shorter(limits.body_timeout, time_left)) as scope:
         while True:
             message = await receive()
             if message["type"] != "http.request":
@@ -122,6 +129,8 @@ async def read_body(receive: Receive, limits: HttpLimits, hold: Callable[[int], 
             chunks += part
             if not message.get("more_body", False):
                 break
+    if scope.cancelled_caught and time_left is not None and time_left < limits.body_timeout:
+        raise errors.out_of_time()
     if scope.cancelled_caught:
         raise errors.request_timeout(f"The request body was not complete within {limits.body_timeout:g} seconds.")
     return bytes(chunks)

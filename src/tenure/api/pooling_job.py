@@ -14,7 +14,6 @@ import numpy.typing as npt
 from tenure.api.call import Call
 from tenure.api.errors import internal_error
 from tenure.api.text_model import TextModel
-from tenure.api.threads import in_thread_if_long
 from tenure.client import EndOfGeneration, Opener
 from tenure.pooling import Pooled, PoolingParams
 from tenure.sampling import SamplingParams
@@ -86,7 +85,7 @@ async def feed_pooled(
                 answers = [(output.index, output.pooled) for output in outputs if output.pooled is not None]
                 missing -= len(answers)
                 size = sum(len(pooled.data) for _, pooled in answers)
-                await in_thread_if_long(partial(take_all, answers), size, _THREAD_ABOVE)
+                await call.context.workers.run_if_long(partial(take_all, answers), size, _THREAD_ABOVE)
         except EndOfGeneration:
             pass
     if missing:

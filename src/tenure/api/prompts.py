@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tenure.api.errors import context_length_exceeded, invalid_request
 from tenure.api.ranges import check_ids
+from tenure.api.threads import stop_if_cancelled
 from tenure.api.window import Window
 from tenure.text.tokenizer import Tokenizer
 
@@ -58,7 +59,7 @@ def tokenise(
             if truncation is None:
                 where = "The prompt" if len(prompts) == 1 else f"`{param}[{position}]`"
                 _check_room(len(prompt.encode()) // tokenizer.longest_token, window, where, param, "at least ")
-            ids = tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+            ids = tokenizer.encode(prompt, add_special_tokens, stop_if_cancelled)
         else:
             name = "prompt" if len(prompts) == 1 else f"prompt[{position}]"
             ids = check_ids(name, prompt, vocabulary_size)

@@ -84,7 +84,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
         size += len(text)
         if size >= _CHARACTERS_AT_A_TIME or position == len(texts):
             stop_if_cancelled()
-            found += tokenizer.encode_plain(texts[start:position])
+            found += tokenizer.encode_plain(texts[start:position], stop_if_cancelled)
             start, size = position, 0
     return found
 

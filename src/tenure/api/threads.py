@@ -1,20 +1,42 @@
-"""Long computations leave the event loop, so that they do not stall what others wait for."""
+"""Long computations leave the event loop, so that they do not stall what others wait for.
+
+Few of them run at a time: threads share one interpreter, so that many would slow the event loop down to their own
+pace, and each holds its input many times over. What waits for its turn is cancelled at once; what runs should call
+`stop_if_cancelled` now and then.
+"""
 
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+import anyio
 import anyio.from_thread
 import anyio.to_thread
 
 T = TypeVar("T")
 
+_LARGE = 1 << 20
+"""Bytes of a body."""
+_THREADS = 8
+_THREADS_FOR_LARGE = 2
 
-async def in_thread_if_long(work: Callable[[], T], size: int, threshold: int) -> T:
-    """Run `work` here, or in a worker thread when its input is so long that the event loop would stall."""
-    if size <= threshold:
-        return work()
-    return await anyio.to_thread.run_sync(work)
+
+class Workers:
+    """The worker threads of an API process. Those who read large bodies share two, and delay none of the others."""
+
+    def __init__(self) -> None:
+        self._threads = anyio.CapacityLimiter(_THREADS)
+        self._threads_for_large = anyio.CapacityLimiter(_THREADS_FOR_LARGE)
+
+    async def run_if_long(self, work: Callable[[], T], size: int, threshold: int, *, body_size: int = 0) -> T:
+        """Run `work` here, or in a worker thread when `size` is so large that the event loop would stall.
+
+        `size`: what is to be read or written, in bytes or characters, roughly. `body_size`: of a body that is read.
+        """
+        if size <= threshold:
+            return work()
+        limiter = self._threads if body_size <= _LARGE else self._threads_for_large
+        return await anyio.to_thread.run_sync(work, limiter=limiter)
 
 
 def stop_if_cancelled() -> None:

@@ -16,6 +16,7 @@ from tenure.api.errors import invalid_request
 from tenure.api.fields import Ids
 from tenure.api.ranges import check_ids
 from tenure.api.selection import Chosen, select_model
+from tenure.api.threads import stop_if_cancelled
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,10 +77,11 @@ def _tokenized(request: TokenizeRequest, chosen: Chosen) -> TokenizeReply:
         raise invalid_request("One of `prompt` and `messages` is required, and only one.", "prompt")
     tokenizer = chosen.text.tokenizer
     if request.prompt is not None:
-        tokens = tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
+        special = request.add_special_tokens is not False
+        tokens = tokenizer.encode(request.prompt, special, stop_if_cancelled)
     else:
         text = _conversation(request, chosen)
-        tokens = tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+        tokens = tokenizer.encode(text, bool(request.add_special_tokens), stop_if_cancelled)
     return TokenizeReply(
         count=len(tokens),
         max_model_len=chosen.window.max_model_len,

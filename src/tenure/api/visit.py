@@ -11,6 +11,7 @@ Invariants: `stage` only moves forward; `gone_at` and `error` are each set at mo
 `finished`, except that an error answer is finished after `error` was set.
 """
 
+import time
 from enum import Enum
 
 import anyio
@@ -55,6 +56,11 @@ class Visit:
     def decided(self) -> bool:
         """Whether the outcome can no longer change."""
         return self.stage is Stage.FINISHED or self.gone_at is not None or self.error is not None
+
+    def time_left(self) -> float | None:
+        """Seconds until it must be over, below 0 when it should be; None without a limit."""
+        timeout = self.terms.timeout
+        return None if timeout is None else self.arrival.received_at + timeout - time.monotonic()
 
     def fail(self, error: ApiError) -> None:
         """Record why the request fails; what was decided before stands."""

@@ -1,6 +1,6 @@
 """Text to token ids and back, for models from GGUF files and from Hugging Face folders."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
@@ -12,9 +12,13 @@ from tenure.text.folder_vocabulary import read_folder
 from tenure.text.frame import Frame, read_frame
 from tenure.text.gguf_vocabulary import read_vocabulary
 from tenure.text.pairs import PairTemplate, read_pair_template
+from tenure.text.pieces import PIECE_CHARACTERS, has_tokens_across_spaces, pieces
 from tenure.text.vocabulary import Vocabulary, piece_bytes
 
 _LONG_TEXT = 4096
+
+
+def _go_on() -> None: ...
 
 
 class Tokenizer:
@@ -58,8 +62,15 @@ class Tokenizer:
         ids = {"bos_token": self.bos_token_id, "eos_token": next(iter(self.eos_token_ids), None)}
         return MappingProxyType({key: self.token_text(value) for key, value in ids.items() if value is not None})
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text; special tokens written in it become their ids. CallerError for a lone surrogate."""
+    def encode(self, text: str, add_special_tokens: bool = True, between: Callable[[], None] = _go_on) -> list[int]:
+        """Ids of a text; special tokens written in it become their ids.
+
+        `between` is called from time to time in a long text, and may raise. CallerError for a lone surrogate, and for a
+        very long text without spaces.
+        """
+        if len(text) > PIECE_CHARACTERS:
+            (own,) = self.encode_plain([text], between)
+            return self.frame.around(own) if add_special_tokens else own
         backend = self._vocabulary.backend
         try:
             if len(text) > _LONG_TEXT:  # only the call for batches lets other threads run meanwhile
@@ -68,8 +79,23 @@ class Tokenizer:
         except TypeError:
             raise CallerError("the text is not valid Unicode (a lone surrogate)") from None
 
-    def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of texts without the tokens that go around them. CallerError for a lone surrogate."""
+    def encode_plain(self, texts: Sequence[str], between: Callable[[], None] = _go_on) -> list[list[int]]:
+        """Ids of texts without the tokens that go around them. `between` and errors as in `encode`."""
+        if all(len(text) <= PIECE_CHARACTERS for text in texts):
+            return self._encode_at_once(texts)
+        found: list[list[int]] = []
+        for text in texts:
+            found.append([])
+            for piece in pieces(text, lambda part: self._encode_at_once([part])[0], may_cut=self._may_cut):
+                between()
+                found[-1] += self._encode_at_once([piece])[0]
+        return found
+
+    @cached_property
+    def _may_cut(self) -> bool:
+        return not has_tokens_across_spaces(self._vocabulary.backend.get_vocab())
+
+    def _encode_at_once(self, texts: Sequence[str]) -> list[list[int]]:
         backend = self._vocabulary.backend
         try:
             if sum(map(len, texts)) > _LONG_TEXT:  # as in `encode`
