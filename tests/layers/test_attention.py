@@ -11,7 +11,7 @@ from tenure.errors import CallerError
 from tenure.kernels import native
 from tenure.kernels.paged_attention import AttentionShape, group_decodes
 from tenure.kv.cache import CacheShape, KVCache
-from tenure.layers.attention import ATTENTION_BACKENDS, NATIVE_FIRST_ROWS, NATIVE_ROWS, attention_backend
+from tenure.layers.attention import ATTENTION_BACKENDS, NATIVE_PAIRS, NATIVE_ROWS, attention_backend
 from tenure.layers.batch import pack
 from tenure.layers.rope import rotate_
 
@@ -99,7 +99,7 @@ class Case:
         [(0, 1)],
         [(16, 1), (7, 1), (200, 1), (8, 1), (31, 1)],
         [(0, 40)],
-        [(40, NATIVE_ROWS), (0, 1), (11, NATIVE_ROWS + 1), (0, NATIVE_FIRST_ROWS + 1)],
+        [(40, NATIVE_ROWS), (0, 1), (11, NATIVE_ROWS + 1), (NATIVE_PAIRS // NATIVE_ROWS, NATIVE_ROWS + 1), (0, 129)],
         MIXED,
     ],
 )

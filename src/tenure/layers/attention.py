@@ -21,7 +21,7 @@ from tenure.layers.rope import rotate_
 
 __all__ = [
     "ATTENTION_BACKENDS",
-    "NATIVE_FIRST_ROWS",
+    "NATIVE_PAIRS",
     "NATIVE_ROWS",
     "AttentionBackend",
     "AttentionShape",
@@ -32,9 +32,9 @@ __all__ = [
 ]
 
 NATIVE_ROWS = 16
-"""The most rows of one sequence that go to the compiled kernels in one step; torch's own are faster with more."""
-NATIVE_FIRST_ROWS = 128
-"""The same for the first rows of a sequence, of which many see little."""
+"""So many rows of one sequence, or fewer, go to the compiled kernels in any case; torch's own are faster with more."""
+NATIVE_PAIRS = 8192
+"""And so do rows that see few keys, all together: torch has to gather a sequence's keys first."""
 
 
 class StepAttention(Protocol):
@@ -170,7 +170,8 @@ class NativeAttention:
 
     def _plan(self, heads: native.Heads, batch: PackedBatch, window: int | None) -> _NativePlan:
         counts_S = np.diff(batch.query_starts_S)
-        long_S = counts_S > np.where(counts_S == batch.context_lengths_S, NATIVE_FIRST_ROWS, NATIVE_ROWS)
+        pairs_S = counts_S * (2 * batch.context_lengths_S - counts_S) // 2
+        long_S = (counts_S > NATIVE_ROWS) & (pairs_S > NATIVE_PAIRS)
         short = np.flatnonzero(~long_S)
         plan = native.plan_attention(
             heads, batch.query_starts_S, batch.context_lengths_S, batch.block_tables_SB, short, window
