@@ -182,8 +182,9 @@ def test_what_is_refused(path, body, param):
 
 def test_too_many_documents():
     rig = rerank_rig(settings=ApiSettings(version="0.0", max_inputs=2))
-    error = refused(rig, rig.post("/rerank", {"query": "q", "documents": ["a", "b", "c"]}))
-    assert "at most 2" in error["message"]
+    for documents in (["a", "b", "c"], [{}, {}, {}]):  # their number is looked at before they are
+        error = refused(rig, rig.post("/rerank", {"query": "q", "documents": documents}))
+        assert "at most 2" in error["message"]
 
 
 def test_null_is_unset_and_what_is_unknown_is_ignored(path):

@@ -77,7 +77,7 @@ async def score(call: Call) -> None:
     """Score pairs of texts, in the order in which they are given."""
     request = decode_body(call.body, _SCORE_DECODER)
     chosen = select_model(call, request.model, TASK)
-    scored = await _score(call, chosen, request, Pairs(*read_sides(request)))
+    scored = await _score(call, chosen, request, Pairs(*read_sides(request, call.context.settings.max_inputs)))
     reply = ScoreReply(
         id=scored.id,
         created=int(time.time()),
@@ -94,7 +94,7 @@ async def rerank(call: Call) -> None:
     chosen = select_model(call, request.model, TASK)
     if request.query is None:
         raise invalid_request("`query` is required.", "query")
-    entries = listed(request.documents, "documents")
+    entries = listed(request.documents, "documents", call.context.settings.max_inputs)
     top_n = _number(request, "top_n") or len(entries)
     documents = [entry_text(entry, name, request.rank_fields or ()) for name, entry in entries]
     pairs = Pairs(("query", "documents"), [entry_text(request.query, "query")], documents)
@@ -122,8 +122,6 @@ async def rerank(call: Call) -> None:
 
 async def _score(call: Call, chosen: Chosen, request: PairFields, pairs: Pairs) -> Scored:
     settings = call.context.settings
-    if len(pairs.documents) > settings.max_inputs:
-        raise invalid_request(f"`{pairs.names[1]}` takes at most {settings.max_inputs} texts.", pairs.names[1])
     job = await call.compute(lambda: _job(request, pairs, chosen, settings, call.priority))
     public_id = call.request_id
     scores = _scores(chosen.text.profile, pairs)

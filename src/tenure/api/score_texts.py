@@ -12,11 +12,12 @@ from tenure.text.chat_messages import message_text
 SPELLINGS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 
 
-def read_sides(request: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]]:
+def read_sides(request: ScoreRequest, most: int) -> tuple[tuple[str, str], list[str], list[str]]:
     """The names of the two sides, and their texts: one to one, one to many, or many to as many. Raises a 400."""
     names = _spelling(request)
     first, second = (
-        [entry_text(entry, position) for position, entry in listed(getattr(request, name), name)] for name in names
+        [entry_text(entry, position) for position, entry in listed(getattr(request, name), name, most)]
+        for name in names
     )
     if len(first) not in (1, len(second)):
         message = f"`{names[0]}` has {len(first)} texts and `{names[1]}` {len(second)}: give one, or as many."
@@ -33,14 +34,16 @@ def _spelling(request: ScoreRequest) -> tuple[str, str]:
     raise invalid_request(f"The texts must be given as {known}.", min(given, default=None))
 
 
-def listed(side: Side | None, name: str) -> list[tuple[str, Entry]]:
-    """The entries of a side, with the name of each in messages. Raises a 400 when there is none."""
+def listed(side: Side | None, name: str, most: int) -> list[tuple[str, Entry]]:
+    """The entries of a side, with the name of each in messages. Raises a 400 for none and for too many."""
     if side is None:
         raise invalid_request(f"`{name}` is required.", name)
     if not isinstance(side, list):
         return [(name, side)]
     if not side:
         raise invalid_request(f"`{name}` must not be empty.", name)
+    if len(side) > most:
+        raise invalid_request(f"`{name}` takes at most {most} texts.", name)
     return [(f"{name}[{position}]", entry) for position, entry in enumerate(side)]
 
 
