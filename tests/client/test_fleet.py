@@ -268,6 +268,39 @@ def test_a_caller_that_leaves_while_the_second_engine_is_asked() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_cancel_by_name_says_when_somebody_did_not_answer(known: bool) -> None:
+    """What is found is told; that nothing is found can only be said for the engines that have answered."""
+    answers: list[list[wire.CancelledRequest]] = []
+
+    async def scenario() -> None:
+        async with three() as rigs:
+            await rigs.ready()
+            fleet = Fleet([rigs.model])
+
+            async def ask() -> None:
+                if known:
+                    answers.append(await fleet.cancel(["cmpl-1"], [], ""))
+                    return
+                with pytest.raises(Refusal) as caught:
+                    await fleet.cancel(["cmpl-1"], [], "")
+                assert caught.value.outcome is Outcome.UNAVAILABLE
+
+            found = wire.CancelledRequest("cmpl-1", Outcome.ABORTED, 0.5)
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask)
+                questions = [await engine.hear(wire.CancelByName) for engine in rigs.engines]
+                for index in (0, 1):
+                    listed = [found] if known and index else []
+                    await rigs.engines[index].say(
+                        wire.CancelledByName(sequence=questions[index].sequence, requests=listed)
+                    )
+                await rigs.engines[2].hang_up()
+            assert answers == ([[found]] if known else [])
+
+    run(scenario)
+
+
 def test_ledgers_of_all_engines_and_a_mark_for_the_silent_one() -> None:
     """In the order of the command line, in the time of one."""
 

@@ -166,17 +166,25 @@ class Fleet:
                 await engine.wait_ready()
 
     async def cancel(self, ids: Sequence[str], labels: Sequence[str], owner: str) -> list[CancelledRequest]:
-        """End requests in whatever engine they are; returns those that some engine knows. See `cancel_by_name`."""
+        """End requests in whatever engine they are; returns those that some engine knows. See `cancel_by_name`.
+
+        Raises Refusal when none does, but not all engines answer: one of the others may.
+        """
         found: dict[str, CancelledRequest] = {}
+        silent: list[EngineClient] = []
 
         async def ask(engine: EngineClient) -> None:
-            for request in await engine.cancel_by_name(ids, labels, owner) or ():
-                found[request.id] = request
+            requests = await engine.cancel_by_name(ids, labels, owner)
+            found.update({request.id: request for request in requests or ()})
+            if requests is None:
+                silent.append(engine)
 
         async with anyio.create_task_group() as group:
             for served in self.models:
                 for engine in served.engines:
                     group.start_soon(ask, engine)
+        if silent and not found:
+            raise unavailable()
         return list(found.values())
 
     async def ledgers(self, timeout: float = 1.0) -> list[EngineLedger]:
