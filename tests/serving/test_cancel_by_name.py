@@ -155,3 +155,29 @@ def test_a_cancel_is_no_work(keyed: ServerProcess) -> None:
     arrivals = keyed.ledger()["http"]["arrivals"]
     cancel(keyed, "cmpl-unknown")
     assert keyed.ledger()["http"]["arrivals"] == arrivals
+
+
+def test_a_request_that_no_engine_has_yet_is_ended_too(keyed: ServerProcess) -> None:
+    """Its body is still on the way, to whichever of the API processes."""
+    ended, label = keyed.outcomes().get("aborted", 0), uuid4().hex
+    with ExitStack() as stack:
+        wires = [stack.enter_context(keyed.connect()) for _ in range(4)]
+        for wire in wires:
+            wire.send(post(COMPLETIONS, {"model": "script"}, label, declared=1000, key=ALICE))
+        until(lambda: keyed.load() == 4)
+        other = stack.enter_context(keyed.connect())
+        other.send(post(COMPLETIONS, {"model": "script"}, label, declared=1000, key=BOB))
+        until(lambda: keyed.load() == 5)
+        reply = cancel_many(keyed, labels=[label])
+        assert reply.status_code == 200
+        assert {row["outcome"] for row in reply.json()["requests"]} == {"aborted"}
+        ids = set()
+        for wire in wires:
+            status, fields, body = wire.reply()
+            assert (status, json.loads(body)["error"]["code"]) == (409, "aborted")
+            ids.add(fields["x-tenure-request-id"])
+        assert {row["id"] for row in reply.json()["requests"]} == ids
+        assert keyed.load() == 1, "the other key's goes on"
+        [known] = list(ids)[:1]
+        assert cancel(keyed, known).json() == {"id": known, "outcome": "aborted", "seconds": 0.0}
+    until(lambda: keyed.outcomes().get("aborted", 0) == ended + 4)

@@ -84,6 +84,7 @@ TO_ENGINE: tuple[wire.ToEngine, ...] = (
     wire.Stall(request=2**63),
     wire.Resume(request=7),
     wire.CancelByName(sequence=8, ids=["cmpl-1"], labels=["mine"], owner="somebody"),
+    wire.Recalled(sequence=8, requests=[wire.CancelledRequest("cmpl-1", Outcome.ABORTED, 0.25)]),
     wire.AskLedger(sequence=-(2**63)),
 )
 FROM_ENGINE: tuple[wire.FromEngine, ...] = (
@@ -94,6 +95,7 @@ FROM_ENGINE: tuple[wire.FromEngine, ...] = (
     wire.StepOutput(step=12, outputs=[OUTPUT, wire.ItemOutput(9, 0, [])]),
     wire.Ended(request=9, outcome=Outcome.ENGINE_ERROR, message="broken", queue_seconds=0.25),
     wire.Heartbeat(step=12, step_age=0.75, outstanding_tokens=99),
+    wire.Recall(sequence=8, ids=["cmpl-1"], labels=["mine"], owner="somebody"),
     wire.CancelledByName(sequence=8, requests=[wire.CancelledRequest("cmpl-1", Outcome.ABORTED, 0.25)]),
     wire.LedgerReply(sequence=5, ledger=LEDGER),
 )

@@ -10,9 +10,8 @@ The watcher waits for the connection's end where the protocol offers one (`tenur
 `http.disconnect`. When the client leaves first it cancels the visit's scope; what the application awaits in its own
 shields (the engine's acknowledgement) is over before the request counts as `client_cancelled`.
 
-Middleware inside gets a `receive` that replays the body and then waits for the visit to be over; middleware outside may
-wrap `receive` and `send` as it likes. Neither is on the way between the client's leaving and the watcher.
-"""
+Middleware inside gets a `receive` that replays the body and then waits for the visit to be over. Neither it nor
+middleware outside is on the way between the client's leaving and the watcher."""
 
 import logging
 import time
@@ -33,10 +32,12 @@ from tenure.api.http_protocol import CONNECTION_KEY, Connection
 from tenure.api.journal import Journal, Tally, Times
 from tenure.api.not_http import answer_other
 from tenure.api.outlet import Outlet
+from tenure.api.recall import recall
 from tenure.api.reporting import Reporter
 from tenure.api.routes import Match, RouteTable
 from tenure.api.visit import Stage, Visit
 from tenure.config import HttpLimits, KeyRing
+from tenure.wire.messages import CancelledRequest, Recall
 
 CANCEL_SECONDS = "cancel_seconds"
 REQUEST_SECONDS = "request_seconds"
@@ -96,6 +97,10 @@ class Guard:
         for visit in tuple(self._open):
             visit.fail(errors.engine_unavailable(reason))
             visit.scope.cancel()
+
+    def recall(self, names: Recall) -> list[CancelledRequest]:
+        """End what is named and has not come to an engine yet."""
+        return recall(self._open, names)
 
     async def wait_empty(self) -> None:
         """Return once no request of any kind is open."""

@@ -68,6 +68,11 @@ class Asked:
     generations: int = 0
     pooling: bool = False
 
+    @property
+    def submitted(self) -> bool:
+        """An engine has been asked."""
+        return self.sampling is not None
+
 
 @dataclass(slots=True)
 class Journal:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -40,6 +40,7 @@ from tenure.process.lifeline import die_with_parent, end_of_file
 from tenure.process.logs import configure_logging
 from tenure.process.reports import Failed, Serving, write_report
 from tenure.text.judge_prompt import judge_prompt
+from tenure.wire.messages import CancelledRequest, Recall
 
 logger = logging.getLogger("tenure.api")
 
@@ -99,7 +100,7 @@ async def _serve(
         async with anyio.create_task_group() as group:
             group.start_soon(_watch_lifeline)
             tally = shared.worker(config.worker)
-            fleet = _fleet(config, texts, tally)
+            fleet = _fleet(config, texts, tally, lambda names: guard.recall(names))
             group.start_soon(fleet.run)
             limits = _within_descriptors(config.limits)
             settings = ApiSettings(
@@ -145,7 +146,12 @@ def _text_models(config: ApiConfig) -> dict[str, TextModel]:
     return texts
 
 
-def _fleet(config: ApiConfig, texts: Mapping[str, TextModel], tally: Tally) -> Fleet:
+def _fleet(
+    config: ApiConfig,
+    texts: Mapping[str, TextModel],
+    tally: Tally,
+    recall: Callable[[Recall], list[CancelledRequest]],
+) -> Fleet:
     served = []
     for model, paths in zip(config.models, config.engine_sockets, strict=True):
         engines = [
@@ -155,6 +161,7 @@ def _fleet(config: ApiConfig, texts: Mapping[str, TextModel], tally: Tally) -> F
                 heartbeat_timeout=config.engine_heartbeat_timeout,
                 step_timeout=config.engine_step_timeout,
                 on_cancelled=partial(tally.observe, ENGINE_CANCEL_SECONDS, model=model.served_names[0]),
+                recall=recall,
             )
             for path in paths
         ]

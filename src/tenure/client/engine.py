@@ -43,12 +43,17 @@ def _ignore(seconds: float) -> None:
     del seconds
 
 
+def _nothing_to_recall(_message: wire.Recall) -> list[wire.CancelledRequest]:
+    return []
+
+
 class EngineClient:
     """One engine, reached through the Unix socket at `path`.
 
     `heartbeat_timeout`: seconds of silence after which the engine is taken for dead; 0 waits for ever. `step_timeout`:
     seconds after which an engine whose step does not end is taken for dead; 0 waits for ever.
-    `on_cancelled` is told how long each cancel took until the engine held nothing of the request.
+    `on_cancelled` is told how long each cancel took until the engine held nothing of the request. `recall` ends what is
+    named and was not submitted to an engine yet, and says what that was.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class EngineClient:
         heartbeat_timeout: float = 5.0,
         step_timeout: float = 0.0,
         on_cancelled: Callable[[float], None] = _ignore,
+        recall: Callable[[wire.Recall], list[wire.CancelledRequest]] = _nothing_to_recall,
     ) -> None:
         self.vitals = Vitals(step_timeout)
         self.unmatched_messages = 0
@@ -67,6 +73,7 @@ class EngineClient:
         self._worker = worker
         self._heartbeat_timeout = heartbeat_timeout
         self._on_cancelled = on_cancelled
+        self._recall = recall
         self._outbox: Outbox | None = None
         self._open: dict[int, GenerationHandle] = {}
         self._answers: dict[int, Answer | None] = {}
@@ -258,6 +265,8 @@ class EngineClient:
                 self._beat(message)
             case wire.LedgerReply() | wire.CancelledByName():
                 self._note_answer(message)
+            case wire.Recall():
+                self._send(wire.Recalled(sequence=message.sequence, requests=self._recall(message)))
             case wire.Ready(card=card):
                 self._set_card(card)
             case wire.Unready(reason=reason):

@@ -2,18 +2,25 @@
 
     enter --> live --leave--> ended, remembered until `REMEMBERED` others have ended
 
-A question (`CancelByName`) waits for all requests that it is to end; it is answered when the last of them has left.
+A question (`CancelByName`) is passed on to all API processes (`Recall`), which end what no engine has been asked for
+yet. Each one's answer comes after all that it has submitted, so the names are looked up once more then, and no request
+slips through. The question waits for these answers, though no longer than `PATIENCE` (a process may have been stopped),
+and for all requests that it is to end; it is answered when the last of them has left.
 The engine's I/O thread is the only one that touches this object.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 from tenure.outcomes import Outcome
 from tenure.wire.messages import CancelByName, CancelledRequest
 
 REMEMBERED = 10_000
+PATIENCE = 2.0
+"""Seconds that an API process may take to answer a `Recall`."""
 
 
 _Key = tuple[str, ...]
@@ -40,14 +47,23 @@ class Name(NamedTuple):
         return (*named, _by_label(self.owner, self.label)) if self.label else named
 
 
-class Question(NamedTuple):
+@dataclass(slots=True)
+class Question:
     """Asked by `asker` (the number of a connection): what has become of these requests."""
 
     asker: int
-    sequence: int
-    ids: tuple[str, ...]
-    waiting: set[int]
-    """Numbers of those that have not ended yet."""
+    message: CancelByName
+    asked_at: float
+    processes: set[int]
+    """Connections that have not answered their `Recall` yet."""
+    waiting: set[int] = field(default_factory=set)
+    """Numbers of requests that have not ended yet."""
+    ids: dict[str, None] = field(default_factory=dict)
+    """Of all that it is about, in order."""
+
+    @property
+    def open(self) -> bool:
+        return bool(self.waiting or self.processes)
 
 
 class Register:
@@ -58,7 +74,8 @@ class Register:
         self._named: dict[_Key, set[int]] = {}
         self._ended: OrderedDict[str, CancelledRequest] = OrderedDict()
         self._ordered_at: dict[int, float] = {}
-        self._questions: list[Question] = []
+        self._questions: dict[int, Question] = {}
+        self._numbers = count(1)
 
     def enter(self, number: int, name: Name) -> None:
         """A request has been admitted under this name."""
@@ -66,14 +83,41 @@ class Register:
         for key in name.keys:
             self._named.setdefault(key, set()).add(number)
 
-    def ask(self, asker: int, message: CancelByName, now: float) -> set[int]:
-        """Take a question, and keep it until it is answered. Returns the numbers of the live requests it is about."""
+    def ask(self, asker: int, message: CancelByName, processes: Iterable[int], now: float) -> tuple[int, set[int]]:
+        """Take a question, and keep it until it is answered. `processes` are the connections that it is passed on to.
+
+        Returns its number, for the `Recall`, and the numbers of the live requests that are to be ended for it.
+        """
+        number = next(self._numbers)
+        question = Question(asker, message, now, set(processes), ids=dict.fromkeys(message.ids))
+        self._questions[number] = question
+        return number, self._choose(question, now)
+
+    def hear(self, process: int, number: int, recalled: Sequence[CancelledRequest], now: float) -> set[int]:
+        """An API process has ended these; returns the requests that have come in since and are to be ended as well."""
+        for request in recalled:
+            self._remember(request)
+        question = self._questions.get(number)
+        if question is None:
+            return set()
+        question.processes.discard(process)
+        question.ids.update(dict.fromkeys(request.id for request in recalled))
+        return self._choose(question, now)
+
+    def give_up(self, now: float) -> None:
+        """Wait no longer for processes that have had `PATIENCE` to answer."""
+        for question in self._questions.values():
+            if now - question.asked_at > PATIENCE:
+                question.processes.clear()
+
+    def _choose(self, question: Question, now: float) -> set[int]:
+        message = question.message
         keys = [_by_id(i) for i in message.ids] + [_by_label(message.owner, label) for label in message.labels]
-        chosen = {number for key in keys for number in self._named.get(key, ())}
+        chosen = {number for key in keys for number in self._named.get(key, ())} - question.waiting
         for number in chosen:
             self._ordered_at.setdefault(number, now)
-        ids = dict.fromkeys((*message.ids, *(self._live[number].public_id for number in sorted(chosen))))
-        self._questions.append(Question(asker, message.sequence, tuple(ids), set(chosen)))
+        question.ids.update(dict.fromkeys(self._live[number].public_id for number in sorted(chosen)))
+        question.waiting |= chosen
         return chosen
 
     def leave(self, number: int, outcome: Outcome, now: float) -> None:
@@ -84,18 +128,23 @@ class Register:
             if not self._named[key]:
                 del self._named[key]
         seconds = max(0.0, now - self._ordered_at.pop(number, now))
-        self._ended[name.public_id] = CancelledRequest(name.public_id, outcome, seconds)
+        self._remember(CancelledRequest(name.public_id, outcome, seconds))
+        for question in self._questions.values():
+            question.waiting.discard(number)
+
+    def _remember(self, request: CancelledRequest) -> None:
+        self._ended[request.id] = request
         if len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
-        for question in self._questions:
-            question.waiting.discard(number)
 
     def answers(self) -> Iterable[tuple[Question, Sequence[CancelledRequest]]]:
         """The questions that can be answered now; each is returned once."""
-        ready = [question for question in self._questions if not question.waiting]
-        self._questions = [question for question in self._questions if question.waiting]
-        return [(question, [self._ended[i] for i in question.ids if i in self._ended]) for question in ready]
+        ready = [number for number, question in self._questions.items() if not question.open]
+        questions = [self._questions.pop(number) for number in ready]
+        return [(question, [self._ended[i] for i in question.ids if i in self._ended]) for question in questions]
 
-    def forget_asker(self, asker: int) -> None:
-        """Nobody waits for its answers any more."""
-        self._questions = [question for question in self._questions if question.asker != asker]
+    def forget(self, process: int) -> None:
+        """The connection is lost: nobody waits for its answers any more, and it does not wait for any."""
+        self._questions = {number: q for number, q in self._questions.items() if q.asker != process}
+        for question in self._questions.values():
+            question.processes.discard(process)

@@ -17,7 +17,7 @@ The loop's thread calls `publish` alone; what it tells is handed to `deliver` by
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from itertools import count
 
@@ -188,7 +188,8 @@ class Switchboard:
 
     def _lose(self, connection: _Connection) -> None:
         del self._connections[connection.number]
-        self._register.forget_asker(connection.number)
+        self._register.forget(connection.number)
+        self._answer()
         for entry in connection.requests.values():
             if not entry.cancelled:
                 self._cancel(entry, Outcome.WORKER_LOST)
@@ -209,6 +210,8 @@ class Switchboard:
                 self._pace(connection.requests.get(number), stalled=False)
             case wire.CancelByName():
                 self._cancel_by_name(connection, message)
+            case wire.Recalled(sequence=number, requests=requests):
+                self._cancel_all(self._register.hear(connection.number, number, requests, time.monotonic()))
             case wire.AskLedger(sequence=sequence):
                 self._report(connection, sequence)
 
@@ -265,7 +268,15 @@ class Switchboard:
         self._order((Stall if stalled else Resume)(entry.number))
 
     def _cancel_by_name(self, connection: _Connection, message: wire.CancelByName) -> None:
-        for number in self._register.ask(connection.number, message, time.monotonic()):
+        greeted = [number for number, other in self._connections.items() if other.greeted]
+        question, chosen = self._register.ask(connection.number, message, greeted, time.monotonic())
+        recall = wire.Recall(sequence=question, ids=message.ids, labels=message.labels, owner=message.owner)
+        for number in greeted:
+            self._send(self._connections[number], recall)
+        self._cancel_all(chosen)
+
+    def _cancel_all(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
             if not self._open[number].cancelled:
                 self._cancel(self._open[number], Outcome.ABORTED)
         self._answer()
@@ -273,7 +284,7 @@ class Switchboard:
     def _answer(self) -> None:
         """Answer those whose requests have all ended."""
         for question, requests in self._register.answers():
-            answer = wire.CancelledByName(sequence=question.sequence, requests=list(requests))
+            answer = wire.CancelledByName(sequence=question.message.sequence, requests=list(requests))
             self._send(self._connections.get(question.asker), answer)
 
     def _report(self, connection: _Connection, sequence: int) -> None:
@@ -309,6 +320,8 @@ class Switchboard:
             step, since = progress()
             age = None if since is None else time.monotonic() - since
             beat(step, age)
+            self._register.give_up(time.monotonic())
+            self._answer()
             held = self._gate.snapshot().tokens if self._gate is not None else 0
             for connection in self._connections.values():
                 self._send(connection, wire.Heartbeat(step=step, step_age=age, outstanding_tokens=held))

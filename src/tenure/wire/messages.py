@@ -93,13 +93,20 @@ class CancelByName(Message, frozen=True):
     owner: str = ""
 
 
+class Recalled(Message, frozen=True):
+    """The answer to a `Recall`. All that was submitted before it has been on its way before it."""
+
+    sequence: int
+    requests: list["CancelledRequest"]
+
+
 class AskLedger(Message, frozen=True):
     """Answered by `LedgerReply` with the same `sequence`."""
 
     sequence: int
 
 
-ToEngine = Hello | Submit | Cancel | FinishItem | Stall | Resume | CancelByName | AskLedger
+ToEngine = Hello | Submit | Cancel | FinishItem | Stall | Resume | CancelByName | Recalled | AskLedger
 
 
 # Engine -> API process
@@ -308,6 +315,18 @@ class CancelledRequest(msgspec.Struct, frozen=True, gc=False):
     """From the order to end it until all was free; 0 when it had ended of itself."""
 
 
+class Recall(Message, frozen=True):
+    """Some API process asks for requests to be ended by name: those of yours that no engine has been asked for yet.
+
+    Answered by `Recalled` with the same `sequence`.
+    """
+
+    sequence: int
+    ids: list[str]
+    labels: list[str] = []
+    owner: str = ""
+
+
 class CancelledByName(Message, frozen=True):
     """Those of the ids that the engine knows, and the requests that had one of the labels."""
 
@@ -320,4 +339,6 @@ class LedgerReply(Message, frozen=True):
     ledger: EngineLedger
 
 
-FromEngine = Ready | Unready | Admitted | Refused | StepOutput | Ended | CancelledByName | Heartbeat | LedgerReply
+FromEngine = (
+    Ready | Unready | Admitted | Refused | StepOutput | Ended | Recall | CancelledByName | Heartbeat | LedgerReply
+)
