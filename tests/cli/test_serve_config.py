@@ -177,13 +177,15 @@ def test_several_engines_of_each_model(model: str) -> None:
 def test_what_is_announced_of_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
     """Each model once, with the number of its engines."""
     other = msgspec.structs.replace(CARD, name="other", served_names=("other",))
-    print_ready(time.monotonic(), 3, "http://here", [CARD, CARD, other])
-    first, tiny, second = capsys.readouterr().out.splitlines()
+    encoder = msgspec.structs.replace(CARD, name="reads", served_names=("reads",), num_blocks=0, block_size=0)
+    print_ready(time.monotonic(), 3, "http://here", [CARD, CARD, other, encoder])
+    first, tiny, second, third = capsys.readouterr().out.splitlines()
     assert first.startswith("tenure: ready at http://here after ")
     assert first.endswith(" s, 3 API processes")
     assert tiny.startswith("  tiny, žluťoučký: ")
     assert tiny.endswith("16 KV blocks for 64 tokens, in each of 2 engines")
     assert second.endswith("64 tokens")
+    assert third.endswith("window of 64 tokens")
 
 
 @pytest.mark.parametrize(

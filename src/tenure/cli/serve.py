@@ -185,9 +185,11 @@ def print_ready(started: float, workers: int, address: str, cards: Sequence[Mode
     for card in {card.name: card for card in cards}.values():
         engines = sum(other.name == card.name for other in cards)
         each = f", in each of {engines} engines" if engines > 1 else ""
-        tokens = card.num_blocks * card.block_size
+        room = (
+            f", {card.num_blocks} KV blocks for {card.num_blocks * card.block_size} tokens" if card.num_blocks else ""
+        )
         print(
             f"  {', '.join(card.served_names)}: {', '.join(card.tasks)} ({card.dtype}), window of "
-            f"{card.max_model_len} tokens, {card.num_blocks} KV blocks for {tokens} tokens{each}",
+            f"{card.max_model_len} tokens{room}{each}",
             flush=True,
         )
