@@ -48,8 +48,7 @@ def cancelled(server: ServerProcess, model: str = "script") -> Iterator[Watch]:
     assert ledger["http"]["outcomes"]["client_cancelled"] == counted + 1
     watch.spent = server.work(model) - before
     assert watch.spent.wasted == watch.spent.computed, "all that was computed belongs to the request that was cancelled"
-    until(lambda: bool(server.log_lines(watch.label)))
-    [line] = server.log_lines(watch.label)
+    [line] = server.wait_for_log(watch.label)
     assert "status=499 outcome=client_cancelled" in line
     check_nothing_moves(server, model)
 

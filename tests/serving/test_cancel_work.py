@@ -51,7 +51,7 @@ def test_while_queued(server: ServerProcess, path: str, leave: Leave) -> None:
             until(lambda: server.engine()["items"]["waiting"] == 4)
             leave(wire)
             until(lambda: server.engine()["items"]["waiting"] == 0)
-        until(lambda: bool(server.log_lines(label, "outcome=client_cancelled")))
+        server.wait_for_log(label, "outcome=client_cancelled")
         assert len([row for row in server.engine()["holders"] if row["state"] == "running"]) == slots
         assert server.work().wasted == before.wasted
     server.wait_at_rest()

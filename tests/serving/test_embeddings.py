@@ -108,6 +108,6 @@ def test_a_client_that_leaves(server: ServerProcess, path: str, field: str, leav
     vectors(server, input="a")
     server.wait_at_rest()
     assert (server.work("minilm") - before).computed < 500 * 125 / 2, "most of it was never computed"
-    [line] = server.log_lines(label)
+    [line] = server.wait_for_log(label)
     assert f"route={path} " in line
     assert "status=499 outcome=client_cancelled" in line

@@ -234,5 +234,5 @@ def test_what_callers_send_is_logged_where_that_is_asked_for(start: Start, scrip
     """And a collector that nobody runs does no harm."""
     server = start(script, "--enable-log-requests", "--otlp-traces-endpoint", "http://127.0.0.1:9")
     server.complete(SECRET, 3)
-    assert [line for line in server.log_lines(" received: ") if SECRET in line]
+    assert [line for line in server.wait_for_log(" received: ") if SECRET in line]
     assert server.stop() == 0

@@ -25,7 +25,7 @@ def test_two_live_requests_of_one_label(server: ServerProcess) -> None:
         events = kept.events()
     assert events[-1] == "[DONE]"
     assert "".join(map(piece_of, events[:-1])) == recited("twin", 3000)
-    until(lambda: len(server.log_lines('label="twin"')) == 2)
+    assert len(server.wait_for_log('label="twin"', count=2)) == 2
     assert len(server.log_lines('label="twin"', "outcome=client_cancelled")) == 1
     assert len(server.log_lines('label="twin"', "outcome=ok")) == 1
 

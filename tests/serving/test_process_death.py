@@ -79,7 +79,7 @@ def test_the_engine_is_killed(start: Start, script: str) -> None:
     after = server.wait_at_rest()
     assert after["engines"][0]["epoch"] != before["epoch"]
     assert after["http"]["outcomes"] == {"unavailable": 13, "ok": 1}
-    assert len(server.log_lines("the engine of script died (signal SIGKILL)")) == 1
+    assert len(server.wait_for_log("the engine of script died (signal SIGKILL)")) == 1
 
 
 @pytest.mark.timeout(240)
@@ -103,7 +103,7 @@ def test_the_api_process_is_killed(start: Start, script: str) -> None:
     assert server.text("again", 100) == recited("again", 100)
     spent = server.work() - before
     assert (spent.computed, spent.sampled) == (5 + 99, 100)
-    assert server.log_lines("10 open requests ended as worker_lost")
+    assert server.wait_for_log("10 open requests ended as worker_lost")
 
 
 @pytest.mark.timeout(240)
@@ -155,7 +155,7 @@ def test_a_frozen_engine_is_killed_in_the_end(start: Start, script: str) -> None
         _check_ends_in_one_error(stream.events())
         assert server.engine_pid == engine
         assert not server.log_lines("is killed")
-        until(lambda: bool(server.log_lines("the engine of script is killed: it has given no sign of life for 4 s")))
+        server.wait_for_log("the engine of script is killed: it has given no sign of life for 4 s")
     until(lambda: _ready(server), server.log_text, tries=2400)
     assert server.engine_pid != engine
     assert server.text("again", 100) == recited("again", 100)
@@ -188,7 +188,7 @@ def test_a_step_that_does_not_end_is_a_death(start: Start) -> None:
     prompts = [f"{herd}: " + "".join(f"{number} cows. " for number in range(400)) for herd in range(6)]
     reply = server.http.post(COMPLETIONS, json={"model": "smollm2", "prompt": prompts, "max_tokens": 2})
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unavailable")
-    assert server.log_lines("the engine of smollm2 is killed: a step has not ended after 1.5 s")
+    server.wait_for_log("the engine of smollm2 is killed: a step has not ended after 1.5 s")
     until(lambda: _ready(server), server.log_text, tries=2400)
     assert server.engine_pid != engine
     assert server.complete("A cow", 2, "smollm2", ignore_eos=True)["usage"]["completion_tokens"] == 2

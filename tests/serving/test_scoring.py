@@ -133,6 +133,6 @@ def test_a_client_that_leaves(scorer: ServerProcess, path: str, leave: str) -> N
     spent = scorer.work("vectors") - before
     assert spent.computed < 500 * 125 / 2, "most of it was never computed"
     assert scorer.outcomes()["client_cancelled"] == gone + 1
-    [line] = scorer.log_lines(label)
+    [line] = scorer.wait_for_log(label)
     assert f"route={path} " in line
     assert "status=499 outcome=client_cancelled" in line

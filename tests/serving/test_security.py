@@ -207,7 +207,7 @@ def test_neither_keys_nor_prompts_are_in_the_log(server: ServerProcess) -> None:
             assert wire.reply()[0] == 400
     server.http.get(f"/{secret}")
     server.wait_at_rest()
-    until(lambda: len(server.log_lines(label)) >= 16)
+    server.wait_for_log(label, count=16)
     told = "\n".join([*server.log(), *server.announced()])
     for word in (secret, wrong, KEY, FILE_KEY, "environment-key-5512", "Traceback"):
         assert word not in told

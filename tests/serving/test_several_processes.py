@@ -234,7 +234,7 @@ def test_an_engine_dies(crew: ServerProcess, streams: Streams) -> None:
     ledger = crew.wait_at_rest()
     assert [engine["epoch"] == epoch for engine, epoch in zip(ledger["engines"], epochs, strict=True)] == [False, True]
     assert ledger["http"]["outcomes"]["unavailable"] - before.get("unavailable", 0) == 3
-    assert len(crew.log_lines("the engine 0 of script died (signal SIGKILL); it is started again")) == 1
+    assert len(crew.wait_for_log("the engine 0 of script died (signal SIGKILL); it is started again")) == 1
 
 
 @pytest.mark.timeout(240)
@@ -255,7 +255,7 @@ def test_an_api_process_dies(crew: ServerProcess, streams: Streams) -> None:
     assert survivor in crew.api_pids()
     assert victim not in crew.api_pids()
     assert crew.wait_at_rest()["http"]["outcomes"]["worker_lost"] == before + 1
-    assert crew.log_lines("1 open requests ended as worker_lost")
+    assert crew.wait_for_log("1 open requests ended as worker_lost")
     assert len(ask_each_worker(crew, "/load")) == 2
 
 
@@ -271,7 +271,7 @@ def test_no_process_outlives_the_server(start: Start, script: str, number: signa
         assert len(children) == 4
         server.send_signal(number)
         if number is signal.SIGTERM:
-            until(lambda: bool(server.log_lines("tenure: stopping")))
+            server.wait_for_log("tenure: stopping")
             for reply in (server.http.get("/ready"), server.http.post(COMPLETIONS, json={"prompt": "late"})):
                 assert reply.status_code == 503
                 assert int(reply.headers["retry-after"]) >= 1

@@ -26,7 +26,7 @@ def test_open_streams_are_finished(start: Start, script: str, number: signal.Sig
             wire.send(post(COMPLETIONS, body))
         until(lambda: server.load() == 6)
         server.send_signal(number)
-        until(lambda: bool(server.log_lines("tenure: stopping")))
+        server.wait_for_log("tenure: stopping")
         until(lambda: server.http.get("/ready").status_code == 503)
         assert server.http.get("/health").status_code == 200
         for path in (COMPLETIONS, CHAT):
@@ -77,7 +77,7 @@ def test_a_second_signal_ends_at_once(start: Start, script: str, asleep: bool) -
         if asleep:
             os.kill(server.worker_of(wire), signal.SIGSTOP)
         server.send_signal(signal.SIGTERM)
-        until(lambda: bool(server.log_lines("tenure: stopping")))
+        server.wait_for_log("tenure: stopping")
         began = time.monotonic()
         server.send_signal(signal.SIGTERM)
         assert server.wait(20) == 1
