@@ -2,15 +2,13 @@
 
 Every work request of the storm carries a label (`X-Request-Id`), and the server writes a line with label and outcome
 when a request is over. A client that was answered knows the outcome; one that left allows several, and may not even
-have been heard. A label belongs to one request, or to all of a group (duplicates): then its lines are matched when all
-of the group are over.
+have been heard. A label belongs to one request, or to all of a group (duplicates, and all without a label).
 
-Owner: the clients open and close entries, the reader of the log adds lines; both on one event loop. An entry is open
-(its request runs), then closed (what its client saw), then matched with a line and forgotten; so the books stay small.
+Owner: the clients open and close entries, the reader of the log adds lines; both on one event loop. A group is
+forgotten once it is settled, so the books stay small; what is not by the end is assigned then.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from tenure.outcomes import Outcome
@@ -51,8 +49,30 @@ class _Group:
     """All requests with one label."""
 
     open: int = 0
-    closed: list[Sight] = field(default_factory=list)
-    lines: list[Outcome] = field(default_factory=list)
+    balance: Counter[Outcome] = field(default_factory=Counter)
+    """By outcome: the lines of the log, less the requests whose clients know that outcome."""
+    unclear: list[Sight] = field(default_factory=list)
+    """Of the requests whose clients do not know."""
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is open, and every line is in and agrees with what was seen.
+
+        No line is given to an unclear request before all are in: it may be another's, which allows nothing else.
+        """
+        return (
+            not self.open
+            and min(self.balance.values(), default=0) >= 0
+            and self.balance.total() == len(self.unclear)
+            and not self.unassigned()[0].total()
+        )
+
+    def unassigned(self) -> tuple[Counter[Outcome], list[Sight]]:
+        """The lines and the unclear sights that are left over when as many as possible agree; the heard come first."""
+        room, taken = +self.balance, defaultdict[Outcome, list[Sight]](list)
+        sights = sorted(self.unclear, key=lambda sight: sight.unheard)
+        left = [sight for sight in sights if not _assign(sight, room, taken, set())]
+        return +room, left
 
 
 class Books:
@@ -82,12 +102,14 @@ class Books:
     def close(self, label: str, sight: Sight) -> None:
         """Its client is done with it."""
         self.seen[sight.what] += 1
-        if sight.known:
-            self.told.update(sight.allowed)
         group = self._groups[label]
         group.open -= 1
-        group.closed.append(sight)
-        self._match(label, group)
+        if sight.known:
+            self.told.update(sight.allowed)
+            group.balance.subtract(sight.allowed)
+        else:
+            group.unclear.append(sight)
+        self._forget_settled(label, group)
 
     def line(self, label: str, outcome: Outcome) -> None:
         """The server says that a request with this label is over."""
@@ -96,44 +118,38 @@ class Books:
         if group is None:
             self.fault(f"the log has a request that nobody made: {label!r}, {outcome}")
             return
-        group.lines.append(outcome)
-        self._match(label, group)
+        group.balance[outcome] += 1
+        self._forget_settled(label, group)
 
-    def _match(self, label: str, group: _Group) -> None:
-        """Strike out what agrees; those that were certainly heard come first."""
-        if group.open or len(group.lines) < sum(not sight.unheard for sight in group.closed):
-            return
-        sights = sorted(group.closed, key=lambda sight: sight.unheard)
-        pairs: dict[int, int] = {}
-        for number in range(len(sights)):
-            _pair(number, sights, group.lines, pairs, set())
-        group.lines = [line for place, line in enumerate(group.lines) if place not in pairs]
-        group.closed = [sight for number, sight in enumerate(sights) if number not in pairs.values()]
-        if not group.closed and not group.lines:
+    def _forget_settled(self, label: str, group: _Group) -> None:
+        if group.settled:
             del self._groups[label]
 
     def unsettled(self, lost: int) -> list[str]:
-        """At rest: what was not struck out. `lost` requests ended with an API process, without a line."""
+        """At rest: what does not agree. `lost` requests ended with an API process, without a line."""
         wrong, unlogged = [], []
         for label, group in self._groups.items():
-            saw = "; ".join(sight.what for sight in group.closed) or "nothing"
             if group.open:
                 wrong.append(f"{label!r} is still open")
-            if group.lines:
-                wrong.append(f"{label!r}: the server counts {', '.join(group.lines)}; clients saw: {saw}")
-            elif not all(sight.unheard for sight in group.closed):
-                unlogged.append(f"{label!r}: no line of the server's; clients saw: {saw}")
+            lines, sights = group.unassigned()
+            if lines:
+                counted, saw = ", ".join(lines.elements()), "; ".join(sight.what for sight in sights) or "nothing"
+                wrong.append(f"{label!r}: the server counts {counted}; clients saw: {saw}")
+            seen = [*(-group.balance).elements(), *(sight.what for sight in sights if not sight.unheard)]
+            unlogged += [f"{label!r}: no line of the server's; its client saw: {what}" for what in seen]
         return wrong + unlogged[lost:]
 
 
-def _pair(
-    number: int, sights: Sequence[Sight], lines: Sequence[Outcome], pairs: dict[int, int], tried: set[int]
-) -> bool:
-    """Find a line for a sight, moving others where need be (Kuhn's algorithm). `pairs` has a line's sight."""
-    for place, line in enumerate(lines):
-        if place not in tried and line in sights[number].allowed:
-            tried.add(place)
-            if place not in pairs or _pair(pairs[place], sights, lines, pairs, tried):
-                pairs[place] = number
-                return True
+def _assign(sight: Sight, room: Counter[Outcome], taken: dict[Outcome, list[Sight]], tried: set[Outcome]) -> bool:
+    """Give a sight a line from `room`, moving others of `taken` where need be (Kuhn's algorithm, over outcomes)."""
+    for outcome in sight.allowed - tried:
+        tried.add(outcome)
+        if room[outcome]:
+            room[outcome] -= 1
+        elif mover := next((other for other in taken[outcome] if _assign(other, room, taken, tried)), None):
+            taken[outcome].remove(mover)
+        else:
+            continue
+        taken[outcome].append(sight)
+        return True
     return False

@@ -266,7 +266,7 @@ class ServerProcess:
         return [line for line in self.log() if all(part in line for part in parts)]
 
     def wait_for_log(self, *parts: str, count: int = 1) -> list[str]:
-        """What `log_lines` says once there are so many; a process logs before it acts, but its words take their time."""
+        """What `log_lines` says once there are so many: a process logs before it acts, but words take their time."""
         until(lambda: len(self.log_lines(*parts)) >= count, lambda: f"{parts} is not in {self.log_text()}")
         return self.log_lines(*parts)
 
