@@ -16,15 +16,21 @@ LATE = Sight("late", frozenset((OK, GONE)))
 
 
 def kept(sights: list[Sight], lines: list[Outcome], lost: int = 0) -> list[str]:
-    """What does not agree after requests of one label, of which the lines come after all clients are done."""
-    books = Books()
-    for _ in sights:
-        books.open("a")
-    for sight in sights:
-        books.close("a", sight)
+    """What does not agree after requests of one label, whether their lines come before or after what clients see."""
+    before, after = Books(), Books()
+    for books in (before, after):
+        for _ in sights:
+            books.open("a")
     for line in lines:
-        books.line("a", line)
-    return books.faults + books.unsettled(lost)
+        before.line("a", line)
+    for sight in sights:
+        before.close("a", sight)
+        after.close("a", sight)
+    for line in lines:
+        after.line("a", line)
+    faults = after.faults + after.unsettled(lost)
+    assert bool(faults) == bool(before.faults + before.unsettled(lost))
+    return faults
 
 
 @pytest.mark.parametrize("lines", [*permutations((OK, GONE, INVALID))])
@@ -57,6 +63,12 @@ def test_what_does_not_agree_is_found(sights: list[Sight], lines: list[Outcome],
 def test_a_process_that_was_killed_writes_no_line() -> None:
     assert kept([READ, LEFT], [], lost=1) == []
     assert len(kept([READ, READ], [], lost=1)) == 1
+
+
+def test_a_request_that_nobody_made_is_found_at_once() -> None:
+    books = Books()
+    books.line("whose", OK)
+    assert books.fault_count == 1
 
 
 def test_what_is_still_open_is_found() -> None:
