@@ -1,15 +1,22 @@
 """All linear back ends do the same sums."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
 from tenure.errors import CallerError
+from tenure.kernels import native
 from tenure.layers.linear import LINEAR_BACKENDS, Activation, linear_factory
 
 CPU = torch.device("cpu")
+CAN_MULTIPLY = native.can_multiply(torch.float32, CPU)
+needs_native = pytest.mark.skipif(not CAN_MULTIPLY, reason="no native products with this processor or installation")
+BACKENDS = [pytest.param(name, marks=needs_native) if name == "native" else name for name in LINEAR_BACKENDS]
 
 
-@pytest.mark.parametrize("backend", LINEAR_BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("rows", [1, 5, 16, 130])
 def test_product_and_sum(rows: int, biased: bool, backend: str) -> None:
@@ -25,6 +32,16 @@ def test_product_and_sum(rows: int, biased: bool, backend: str) -> None:
     assert linear.nbytes == 4 * (70 * 36 + (70 if biased else 0))
 
 
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 FUNCTIONS = {
     Activation.NONE: lambda x: x,
     Activation.GELU: torch.nn.functional.gelu,
@@ -34,7 +51,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("backend", LINEAR_BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("activation", Activation)
 def test_what_follows_the_product(activation: Activation, backend: str) -> None:
     torch.manual_seed(1)
@@ -43,6 +60,35 @@ def test_what_follows_the_product(activation: Activation, backend: str) -> None:
         linear = linear_factory(torch.float32, CPU, backend)(weight, bias)
         expected = FUNCTIONS[activation](x.double() @ weight.double().T + bias.double()).float()
         torch.testing.assert_close(linear.activated(x, activation), expected, atol=1e-4, rtol=1e-4)
+
+
+@needs_native
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize(("inputs", "outputs"), [(576, 960), (1536, 576), (37, 33), (3, 1000), (4, 1)])
+def test_native_products_of_a_row_are_the_same_in_any_batch(inputs: int, outputs: int, threads: int) -> None:
+    """To the last bit, on any number of threads; a number that is not finite stays in its row."""
+    torch.manual_seed(2)
+    weight, x, residual = torch.randn(outputs, inputs), torch.randn(131, inputs), torch.randn(131, outputs)
+    x[7, inputs // 2] = torch.nan
+    with torch.inference_mode(), _threads(threads):
+        linear = linear_factory(torch.float32, CPU, "native")(weight, None)
+        whole, added = linear(x), linear.add(x, residual)
+        for first in range(131):
+            for count in (1, 2, 11, 12, 13, 16, 50):
+                rows = slice(first, min(first + count, 131))
+                torch.testing.assert_close(linear(x[rows]), whole[rows], rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(added, whole + residual, rtol=0, atol=0, equal_nan=True)
+    assert whole.isnan().any(1).nonzero().flatten().tolist() == [7]
+    assert linear(x[:0]).shape == (0, outputs)
+
+
+@needs_native
+def test_native_products_are_for_few_rows_of_float32() -> None:
+    assert linear_factory(torch.float32, CPU, few_rows=True) is LINEAR_BACKENDS["native"]
+    assert linear_factory(torch.float32, CPU) is not LINEAR_BACKENDS["native"]
+    assert linear_factory(torch.float64, CPU, few_rows=True) is LINEAR_BACKENDS["torch"]
+    with pytest.raises(CallerError, match="'native' does not run"):
+        linear_factory(torch.float64, CPU, "native")
 
 
 def test_an_unknown_back_end_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The compiled kernels of `native.c`, loaded with ctypes. An installation may lack them; `can_run` tells.
+"""The kernels of `native.c` and `product.c`, loaded with ctypes. An installation may lack them; `can_run` tells.
 
 The library has no state. It runs on the OpenMP runtime that torch brought into the process, never on one of its own:
 two would keep twice as many threads spinning. So torch's runtime is made visible first, and without it there are no
@@ -7,7 +7,7 @@ native kernels. Calls release the interpreter's lock and return when the work is
 All tensors are float32, contiguous and on the CPU.
 
 Legend: T rows, D hidden size, F intermediate size, N query heads, C key-value heads, M = N + 2 C, H head size,
-P = H / 2 pairs, S sequences, B blocks per table, I tiles, K tasks.
+P = H / 2 pairs, S sequences, B blocks per table, I tiles, K tasks. Of products: I inputs, O outputs, G panels.
 """
 
 import ctypes
@@ -29,6 +29,8 @@ ROWS_PER_TASK = 4
 SPLIT = 128
 """Keys of a task with a single row. Always the same, so that a result does not depend on what else is in the batch."""
 NO_WINDOW = 1 << 60
+PANEL = 32
+"""Outputs of which the weights lie together, input by input; a constant of the library."""
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
@@ -41,6 +43,9 @@ class NativeKernels:
     _silu_mul: Callable[..., None]
     _rotate_and_store: Callable[..., None]
     _attend: Callable[..., None]
+    _multiply: Callable[..., None]
+    can_multiply: bool
+    """Whether this processor can run `multiply`."""
 
     @classmethod
     def load(cls, library: Path = LIBRARY) -> "NativeKernels":
@@ -52,6 +57,8 @@ class NativeKernels:
             _function(loaded.tenure_silu_mul, _POINTER, _POINTER, _SIZE, _SIZE),
             _function(loaded.tenure_rotate_and_store, *[_POINTER] * 5, _SIZE),
             _function(loaded.tenure_attend, *[_POINTER] * 4),
+            _function(loaded.tenure_multiply, *[_POINTER] * 5, *[_SIZE] * 3),
+            bool(loaded.tenure_can_multiply()),
         )
 
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
@@ -93,10 +100,46 @@ class NativeKernels:
         """Attend to the cache for the rows of a plan; writes their `out_TNH`."""
         self._attend(plan.address, x_TMH.data_ptr(), cache.data_ptr(), out_TNH.data_ptr())
 
+    def multiply(
+        self,
+        x_TI: torch.Tensor,
+        panels_GIO: torch.Tensor,
+        outputs: int,
+        bias_O: torch.Tensor | None,
+        addend_TO: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """x W^T + bias + addend, shape (T, outputs), with the panels of W; a row is the same in any batch."""
+        rows, inputs = x_TI.shape
+        out_TO = torch.empty((rows, outputs))
+        self._multiply(
+            x_TI.contiguous().data_ptr(),
+            panels_GIO.data_ptr(),
+            None if bias_O is None else bias_O.data_ptr(),
+            None if addend_TO is None else addend_TO.contiguous().data_ptr(),
+            out_TO.data_ptr(),
+            rows,
+            inputs,
+            outputs,
+        )
+        return out_TO
+
+
+def panels_of(weight_OI: torch.Tensor) -> torch.Tensor:
+    """The weights in the order in which `multiply` reads them, shape (panels, inputs, PANEL)."""
+    missing = -len(weight_OI) % PANEL
+    if missing:
+        weight_OI = torch.nn.functional.pad(weight_OI, (0, 0, 0, missing))
+    return weight_OI.view(-1, PANEL, weight_OI.shape[1]).transpose(1, 2).contiguous()
+
 
 def can_run(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether there are native kernels for this element type and device."""
     return dtype == torch.float32 and device.type == "cpu" and available()
+
+
+def can_multiply(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether there are native products for this element type and device."""
+    return can_run(dtype, device) and NativeKernels.load().can_multiply
 
 
 def can_attend(shape: AttentionShape) -> bool:

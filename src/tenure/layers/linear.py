@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tenure.errors import CallerError
-from tenure.kernels import onednn
+from tenure.kernels import native, onednn
 
 
 class Activation(StrEnum):
@@ -82,7 +82,7 @@ _FUNCTIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = Mappin
 
 
 class PackedLinear:
-    """oneDNN's product on packed weights: the fastest on a CPU."""
+    """oneDNN's product on packed weights: the fastest on a CPU for hundreds of rows."""
 
     def __init__(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
         self._nbytes = weight_NK.nbytes + (0 if bias_N is None else bias_N.nbytes)
@@ -116,15 +116,56 @@ _FUSED: Mapping[Activation, tuple[str, str]] = MappingProxyType(
 """oneDNN's name for it, and for the way it is computed."""
 
 
+class NativeLinear:
+    """The library's product: the fastest for the few rows of a decoder's steps, and the same for a row in any batch."""
+
+    def __init__(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
+        self._outputs = len(weight_NK)
+        self._nbytes = weight_NK.nbytes + (0 if bias_N is None else bias_N.nbytes)
+        self._kernels = native.NativeKernels.load()
+        self._panels = native.panels_of(weight_NK)
+        self._bias_N = bias_N
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
+        return self._kernels.multiply(x_TK, self._panels, self._outputs, self._bias_N, None)
+
+    def add(self, x_TK: torch.Tensor, residual_TN: torch.Tensor) -> torch.Tensor:
+        return self._kernels.multiply(x_TK, self._panels, self._outputs, self._bias_N, residual_TN)
+
+    def activated(self, x_TK: torch.Tensor, activation: Activation) -> torch.Tensor:
+        return _FUNCTIONS[activation](self(x_TK))
+
+
 LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 
-LINEAR_BACKENDS: Mapping[str, LinearFactory] = MappingProxyType({"torch": TorchLinear, "onednn": PackedLinear})
+LINEAR_BACKENDS: Mapping[str, LinearFactory] = MappingProxyType(
+    {"torch": TorchLinear, "onednn": PackedLinear, "native": NativeLinear}
+)
 
 
-def linear_factory(dtype: torch.dtype, device: torch.device, backend: str | None = None) -> LinearFactory:
-    """The back end named, else the fastest that works for this element type and device."""
+def linear_factory(
+    dtype: torch.dtype, device: torch.device, backend: str | None = None, *, few_rows: bool = False
+) -> LinearFactory:
+    """The back end named, else the fastest that works for this element type and device.
+
+    `few_rows`: most products will be of fewer than a hundred rows.
+    """
     if backend is None:
-        backend = "onednn" if onednn.can_pack(dtype, device) else "torch"
+        backend = _fastest(dtype, device, few_rows)
     if backend not in LINEAR_BACKENDS:
         raise CallerError(f"no linear back end {backend!r} (there are: {', '.join(LINEAR_BACKENDS)})")
+    if backend == "native" and not native.can_multiply(dtype, device):
+        raise CallerError(
+            "linear back end 'native' does not run with this element type, on this device or in this installation"
+        )
     return LINEAR_BACKENDS[backend]
+
+
+def _fastest(dtype: torch.dtype, device: torch.device, few_rows: bool) -> str:
+    if few_rows and native.can_multiply(dtype, device):
+        return "native"
+    return "onednn" if onednn.can_pack(dtype, device) else "torch"
