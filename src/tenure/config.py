@@ -194,6 +194,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     on_engine_death: str = "restart"
+    api_heartbeat_timeout: float = 30.0
+    """Seconds of silence after which an API process is killed; 0 is never."""
 
 
 Config = TypeVar("Config", EngineConfig, ApiConfig)

@@ -140,6 +140,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "on_engine_death": (("--on-engine-death", "exit"), "exit"),
     "engine_heartbeat_timeout": (("--engine-heartbeat-timeout", "0"), 0.0),
     "engine_step_timeout": (("--engine-step-timeout", "0"), 0.0),
+    "api_heartbeat_timeout": (("--api-heartbeat-timeout", "0"), 0.0),
 }
 
 
@@ -157,8 +158,8 @@ def test_every_flag_is_read_and_changes_what_is_run(name: str, model: str) -> No
 
 
 @pytest.mark.parametrize("seconds", [0.1, 1.0, 1.49])
-@pytest.mark.parametrize("name", ["engine_heartbeat_timeout", "engine_step_timeout"])
-def test_a_limit_that_no_engine_could_keep(model: str, name: str, seconds: float) -> None:
+@pytest.mark.parametrize("name", ["engine_heartbeat_timeout", "engine_step_timeout", "api_heartbeat_timeout"])
+def test_a_limit_that_no_process_could_keep(model: str, name: str, seconds: float) -> None:
     given: dict[str, Any] = {name: seconds}
     with pytest.raises(CallerError, match=f"--{name.replace('_', '-')} .* once a second"):
         serve_config([model], ServeOptions(**given))
@@ -199,6 +200,7 @@ def test_what_is_announced_of_several_processes(capsys: pytest.CaptureFixture[st
         *[("--shutdown-timeout", value) for value in ("-1", "inf")],
         *[("--engine-heartbeat-timeout", value) for value in ("-1", "nan")],
         *[("--engine-step-timeout", value) for value in ("-1", "inf")],
+        *[("--api-heartbeat-timeout", value) for value in ("-1", "inf")],
         *[("--api-server-count", value) for value in ("0", "257", "two")],
         *[("--data-parallel-size", value) for value in ("0", "257", "1.5")],
         *[(flag, "0") for flag in ("--max-model-len", "--block-size", "--max-num-batched-tokens", "--max-n")],

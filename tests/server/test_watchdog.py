@@ -1,4 +1,4 @@
-"""An engine that lives and does not go on is found out, and no other is taken for one."""
+"""A process that lives and does not go on is found out, and no other is taken for one."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from tenure.process.reports import Alive, AnyReport, Loaded
+from tenure.process.reports import Alive, AnyReport, Loaded, Serving
 from tenure.server import watchdog
 from tenure.server.watchdog import Watchdog
 from tests.tasks import run, settle
@@ -46,7 +46,8 @@ def second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_SECOND_LOOK", 0.05)
 
 
-def test_silence_after_the_model_is_loaded() -> None:
+@pytest.mark.parametrize("works", [Loaded(card=CARD), Serving()])
+def test_silence_after_the_child_has_begun_to_work(works: AnyReport) -> None:
     """Before that it may take as long as it takes."""
 
     async def scenario() -> None:
@@ -54,7 +55,7 @@ def test_silence_after_the_model_is_loaded() -> None:
             await barks.hear(Alive(step=0))
             await anyio.sleep(0.2)  # the silence is what is tested
             assert barks.said == []
-            await barks.hear(Loaded(card=CARD))
+            await barks.hear(works)
             await barks.barked.wait()
             assert barks.said == ["it has given no sign of life for 0.05 s"]
 

@@ -180,6 +180,24 @@ def test_a_frozen_engine_that_nobody_kills_is_for_others_to_see(start: Start, sc
 
 
 @pytest.mark.timeout(240)
+def test_a_frozen_api_process_is_killed_in_the_end(start: Start, script: str) -> None:
+    """What it held comes back then, and another one takes its place."""
+    server = start(script, "--api-heartbeat-timeout", "4")
+    with ExitStack() as stack:
+        wires = _open_streams(server, stack, 3)
+        frozen = server.api_pid
+        os.kill(frozen, signal.SIGSTOP)
+        server.wait_for_log("the API process is killed: it has given no sign of life for 4 s")
+        for wire in wires:
+            with suppress(ConnectionError):
+                assert "[DONE]" not in wire.events()
+    server.wait_ready()
+    assert server.api_pid != frozen
+    assert server.wait_at_rest()["http"]["outcomes"] == {"worker_lost": 3}
+    assert server.text("again", 100) == recited("again", 100)
+
+
+@pytest.mark.timeout(240)
 def test_a_step_that_does_not_end_is_a_death(start: Start) -> None:
     """Though the engine's I/O thread lives: its requests end, and the engine is started again (F45)."""
     flags = ("--engine-step-timeout", "1.5", "--step-time", "0", "--max-num-batched-tokens", "16384")

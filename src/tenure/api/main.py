@@ -38,12 +38,13 @@ from tenure.process.counters import SharedCounters
 from tenure.process.descriptors import allow_descriptors
 from tenure.process.lifeline import die_with_parent, end_of_file
 from tenure.process.logs import configure_logging
-from tenure.process.reports import Failed, Serving, write_report
+from tenure.process.reports import Alive, Failed, Serving, offer_report, write_report
 from tenure.text.judge_prompt import judge_prompt
 from tenure.wire.messages import CancelledRequest, Recall
 
 logger = logging.getLogger("tenure.api")
 
+_HEARTBEAT_INTERVAL = 1.0
 _KEEP_ALIVE = 5
 _OTHER_DESCRIPTORS = 512
 """For connections that are told that there are too many, engines, files."""
@@ -131,6 +132,7 @@ async def _serve(
             server = _Server(_uvicorn_config(say_whose_pages(guard, config.cors), limits, config.tls))
             group.start_soon(_drain_on_signal, signals, guard, server, config.shutdown_timeout)
             group.start_soon(_report_ready, fleet, report)
+            group.start_soon(_report_alive, report)
             await server.serve([listener])
             group.cancel_scope.cancel()
 
@@ -209,6 +211,12 @@ async def _report_ready(fleet: Fleet, report: int) -> None:
     # The socket has been listening since before this process began, so nothing else need be waited for.
     await fleet.wait_ready()
     write_report(report, Serving())
+
+
+async def _report_alive(report: int) -> None:
+    while True:
+        offer_report(report, Alive())
+        await anyio.sleep(_HEARTBEAT_INTERVAL)
 
 
 async def _drain_on_signal(

@@ -17,6 +17,7 @@ from tenure.config import ApiConfig, EngineConfig, ModelChoice, ServeConfig, cor
 from tenure.errors import CallerError
 from tenure.wire.messages import ModelCard
 
+_HEARTBEAT_TIMEOUTS = ("engine_heartbeat_timeout", "engine_step_timeout", "api_heartbeat_timeout")
 _LEAST_HEARTBEAT_TIMEOUT = 1.5
 
 AtLeastOne = Annotated[int, whole(1)]
@@ -93,6 +94,8 @@ class ServeOptions:
     """Seconds of silence after which the requests of an engine are ended, at least 1.5; 0 waits for ever."""
     engine_step_timeout: Seconds = 120.0
     """Seconds of silence, or of one step, after which an engine is killed, at least 1.5; 0 waits for ever."""
+    api_heartbeat_timeout: Seconds = 30.0
+    """Seconds of silence after which a process that serves HTTP is killed, at least 1.5; 0 waits for ever."""
 
 
 def run_server(models: Sequence[str], options: ServeOptions) -> int:
@@ -112,12 +115,10 @@ def run_server(models: Sequence[str], options: ServeOptions) -> int:
 
 def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
     """Resolve the command line; downloads what is not on this machine. Raises CallerError, ResourceError."""
-    for flag, seconds in (
-        ("--engine-heartbeat-timeout", options.engine_heartbeat_timeout),
-        ("--engine-step-timeout", options.engine_step_timeout),
-    ):
-        if 0 < seconds < _LEAST_HEARTBEAT_TIMEOUT:
-            raise CallerError(f"{flag} is 0 or at least 1.5: engines give a sign of life once a second")
+    for name in _HEARTBEAT_TIMEOUTS:
+        if 0 < getattr(options, name) < _LEAST_HEARTBEAT_TIMEOUT:
+            flag = f"--{name.replace('_', '-')}"
+            raise CallerError(f"{flag} is 0 or at least 1.5: processes give a sign of life once a second")
     models = models or demo_models()
     choices = with_tasks(choices_of(models, options.served_model_name), options.task)
     replicas = range(options.data_parallel_size)
@@ -127,6 +128,7 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
         host=options.host,
         port=options.port,
         on_engine_death=options.on_engine_death,
+        api_heartbeat_timeout=options.api_heartbeat_timeout,
     )
 
 

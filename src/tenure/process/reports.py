@@ -23,9 +23,12 @@ class Serving(Report, frozen=True):
 
 
 class Alive(Report, frozen=True):
-    """An engine's I/O thread lives; said once a second. `step_age` as in `wire.Heartbeat`."""
+    """A child lives (an engine's I/O thread, an API process's event loop); said once a second.
 
-    step: int
+    `step` and `step_age`, as in `wire.Heartbeat`, are an engine's.
+    """
+
+    step: int = 0
     step_age: float | None = None
 
 

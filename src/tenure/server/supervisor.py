@@ -139,7 +139,8 @@ class Supervisor:
                 descriptors=(listener.fileno(), counters.descriptor),
                 on_report=partial(self._on_worker_report, number),
             )
-            keepers.append(Keeper(spec, restart=True, after_death=partial(self._bury, counters, config)))
+            bury, patience = partial(self._bury, counters, config), self._config.api_heartbeat_timeout
+            keepers.append(Keeper(spec, restart=True, patience=patience, after_death=bury))
         return keepers
 
     def _on_engine_report(self, number: int, report: AnyReport) -> None:

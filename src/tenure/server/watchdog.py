@@ -1,19 +1,19 @@
-"""Finds out that an engine does not go on, though it has not died: it is frozen, or a step of it does not end.
+"""Finds out that a child does not go on, though it has not died: it is frozen, or a step of its does not end.
 
-An engine reports once a second. Silence counts from its first report that it works, since loading a model takes as long
+A child reports once a second. Silence counts from its first report that it works, since loading a model takes as long
 as it takes. Every finding needs a second look: when the supervisor itself, or the whole machine, has stood still, the
 reports are yet to be read, and the first of them tells of a step as old as that.
 """
 
 import anyio
 
-from tenure.process.reports import Alive, AnyReport, Loaded
+from tenure.process.reports import Alive, AnyReport, Loaded, Serving
 
 _SECOND_LOOK = 2.0
 
 
 class Watchdog:
-    """Watches over one life of an engine. `patience`: seconds of silence, or of one step; 0 is for ever."""
+    """Watches over one life of a child. `patience`: seconds of silence, or of one step; 0 is for ever."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -23,8 +23,8 @@ class Watchdog:
         self._endless = False
 
     def hear(self, report: AnyReport) -> None:
-        """Take a report of the engine."""
-        if isinstance(report, Loaded):
+        """Take a report of the child."""
+        if isinstance(report, Loaded | Serving):
             self._works.set()
         elif isinstance(report, Alive):
             late = report.step_age is not None and report.step_age > self._patience
@@ -34,7 +34,7 @@ class Watchdog:
         self._heard = anyio.Event()
 
     async def bark(self) -> str:
-        """Wait until the engine is to be taken for dead; returns why. Never, if patience has no end."""
+        """Wait until the child is to be taken for dead; returns why. Never, if patience has no end."""
         if not self._patience:
             await anyio.sleep_forever()
         await self._works.wait()
