@@ -102,6 +102,8 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """From the first byte of a request (or the start of a connection) to the end of its headers."""
     max_body_bytes: int = 32 * 1024 * 1024
     max_body_depth: int = 64
+    max_body_items: int = 1024 * 1024
+    """Of all arrays and objects of its JSON."""
     body_timeout: float = 30.0
     """From the end of the headers to the end of the body."""
     max_open_body_bytes: int = 1024 * 1024 * 1024

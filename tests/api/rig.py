@@ -166,7 +166,7 @@ class Rig:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something is so; fail after 5 s."""
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             while not condition():  # noqa: ASYNC110 -- what is waited for is plain state, which tells nobody
                 await anyio.sleep(0.002)
 
@@ -221,7 +221,7 @@ class RawClient:
 
     async def reply(self) -> Reply:
         """Read one whole response."""
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             head = await self.reader.readuntil(b"\r\n\r\n")
             lines = head.decode("latin-1").split("\r\n")
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:] if line)}
@@ -239,12 +239,12 @@ class RawClient:
         return body
 
     async def until(self, mark: bytes) -> bytes:
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             return await self.reader.readuntil(mark)
 
     async def rest(self) -> bytes:
         """Read until the server closes."""
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             return await self.reader.read(-1)
 
     def close(self) -> None:

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from tenure.api import errors
 from tenure.api.errors import ApiError, echo, from_outcome
-from tenure.api.intake import check_depth, json_depth
+from tenure.api.intake import JsonShape, check_shape, json_shapes
 from tenure.api.routes import Route, RouteTable
+from tenure.config import HttpLimits
 from tenure.outcomes import Outcome
 
-TEXTS = st.text(alphabet='ab"\\[]{}é', max_size=6)
+TEXTS = st.text(alphabet='ab"\\[]{},é', max_size=6)
 VALUES = st.recursive(TEXTS | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner))
 
 
@@ -23,24 +24,47 @@ def depth_of(value: object) -> int:
     return 1 + max(map(depth_of, value), default=0) if isinstance(value, list) else 0
 
 
+def items_of(value: object) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else max(1, len(inner)) + sum(map(items_of, inner))
+
+
 @given(VALUES, st.booleans())
-def test_the_depth_is_that_of_the_value(value: object, ascii_only: bool) -> None:
-    assert json_depth(json.dumps(value, ensure_ascii=ascii_only).encode()) == depth_of(value)
+def test_the_shape_is_that_of_the_value(value: object, ascii_only: bool) -> None:
+    *_, shape = (JsonShape(), *json_shapes(json.dumps(value, ensure_ascii=ascii_only).encode()))
+    assert shape == (depth_of(value), items_of(value))
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_have_a_depth(body: bytes) -> None:
-    assert json_depth(body) >= 0
+def test_any_bytes_have_a_shape(body: bytes) -> None:
+    assert all(min(shape) >= 0 for shape in json_shapes(body))
 
 
 @pytest.mark.parametrize("body", [b"[" * 10_000_000, b'{"a":' * 100_000, b"[" * 65 + b"]" * 65, b"]" * 99 + b"[" * 200])
 def test_deep_bodies_are_refused(body: bytes) -> None:
     with pytest.raises(ApiError, match="64"):
-        check_depth(body, 64)
+        check_shape(body, HttpLimits())
+
+
+@pytest.mark.parametrize("body", [b"[" + b"0," * 1000 + b"0]", b"[" + b"{}," * 501, b'{"a":[],' * 501])
+def test_bodies_of_many_items_are_refused(body: bytes) -> None:
+    limits = HttpLimits(max_body_depth=10_000, max_body_items=1000)
+    with pytest.raises(ApiError, match="limit of 1000 items"):
+        check_shape(body, limits)
+    check_shape(body[: len(body) // 2 - 8], limits)
+
+
+def test_a_text_of_many_pieces_has_one_shape() -> None:
+    text = json.dumps([[["a, [b" * 300_000]], {"c": [1] * 1_000_000}, "," * 1_500_000]).encode()
+    *_, shape = json_shapes(text)
+    assert shape == (3, 3 + 1 + 1 + 1 + 1_000_000)
+    assert len(list(json_shapes(text))) == 3
 
 
 def test_brackets_in_strings_do_not_nest() -> None:
-    check_depth(json.dumps(["[" * 1000, '\\"[[' * 1000, {"[" * 100: "{" * 100}] * 100).encode(), 64)
+    """Nor do commas part items."""
+    limits = HttpLimits(max_body_items=1000)
+    check_shape(json.dumps(["[" * 1000, '\\"[[' * 1000, {"[" * 100: "{,}" * 100}] * 100).encode(), limits)
 
 
 def test_messages_are_valid_json_whatever_they_echo() -> None:

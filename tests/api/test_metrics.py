@@ -197,7 +197,7 @@ def test_an_engine_that_is_not_there_is_not_waited_for():
 
     async def scrape() -> list[wire.EngineLedger]:
         engines = [EngineClient(f"/nowhere/{number}") for number in range(20)]
-        with anyio.fail_after(0.5):
+        with anyio.fail_after(10):
             return await Fleet([Served(("tiny",), engines, ("generate",))]).ledgers(timeout=60)
 
     assert [ledger.answering for ledger in anyio.run(scrape)] == [False] * 20

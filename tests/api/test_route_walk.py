@@ -97,7 +97,7 @@ class Walk:
         return self.counters.snapshot().open
 
     async def until(self, condition) -> None:
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             while not condition():  # noqa: ASYNC110 -- what is waited for is plain state, which tells nobody
                 await anyio.sleep(0.001)
 

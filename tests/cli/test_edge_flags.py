@@ -45,6 +45,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "max_body_size": (("--max-body-size", "0.5"), 0.5),
     "max_open_body_size": (("--max-open-body-size", "64"), 64.0),
     "max_json_depth": (("--max-json-depth", "5"), 5),
+    "max_json_items": (("--max-json-items", "7"), 7),
     "max_header_size": (("--max-header-size", "2048"), 2048),
     "max_header_count": (("--max-header-count", "20"), 20),
     "header_timeout": (("--header-timeout", "2.5"), 2.5),
@@ -206,6 +207,7 @@ def test_prefixes_that_are_none(model: str, given: str) -> None:
     [
         *[("--max-body-size", value) for value in ("0", "-1", "nan", "inf", "big")],
         *[("--max-json-depth", value) for value in ("0", "257", "1.5")],
+        *[("--max-json-items", value) for value in ("0", "many")],
         *[("--body-timeout", value) for value in ("0", "-1", "nan")],
         *[("--max-connections", value) for value in ("0", "x")],
         ("--max-header-size", "1023"),

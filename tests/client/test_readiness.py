@@ -40,7 +40,7 @@ def test_readiness_after_a_lost_connection(tmp_path: Path) -> None:
             client = EngineClient(path)
             group.start_soon(listener.serve, engine.serve)
             group.start_soon(client.run)
-            with anyio.fail_after(10):
+            with anyio.fail_after(30):
                 await client.wait_ready()
             assert client.card == CARD
             group.cancel_scope.cancel()
@@ -65,7 +65,7 @@ def test_an_engine_that_has_yet_to_start_is_waited_for(tmp_path: Path) -> None:
                 bound.setblocking(False)
                 async with await anyio.abc.SocketListener.from_socket(bound.dup()) as listener:
                     group.start_soon(listener.serve, engine.serve)
-                    with anyio.fail_after(10):
+                    with anyio.fail_after(30):
                         await client.wait_ready()
                     group.cancel_scope.cancel()
         assert engine.connections == 2, "the first connection was kept"

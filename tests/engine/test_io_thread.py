@@ -117,9 +117,9 @@ def test_requests_go_to_the_loop_and_endings_come_back(tmp_path: Path) -> None:
         assert peer.hear() == wire.Ready(card=CARD, epoch="epoch")
         peer.say(submit(1), wire.Cancel(request=1, outcome=Outcome.ABORTED))
         assert peer.hear() == wire.Admitted(request=1)
-        add = rig.orders.get(timeout=5)
+        add = rig.orders.get(timeout=30)
         assert isinstance(add, Add)
-        assert rig.orders.get(timeout=5) == Cancel(add.request.number, Outcome.ABORTED)
+        assert rig.orders.get(timeout=30) == Cancel(add.request.number, Outcome.ABORTED)
         add.request.outcome = Outcome.ABORTED
         rig.thread.tell(1, [output(add.request, 0, 9)], [add.request])
         assert peer.hear().outputs[0].tokens == [9]
@@ -134,7 +134,7 @@ def test_what_the_loop_tells_arrives_whole_and_in_order(tmp_path: Path) -> None:
         peer.say(submit(1))
         assert isinstance(peer.hear(), wire.Ready)
         assert isinstance(peer.hear(), wire.Admitted)
-        add = rig.orders.get(timeout=5)
+        add = rig.orders.get(timeout=30)
         assert isinstance(add, Add)
         for step in range(5000):
             rig.thread.tell(step, [output(add.request, 0, step)], [])
@@ -206,7 +206,7 @@ def test_stopping_ends_the_thread_and_its_connections(tmp_path: Path) -> None:
         assert isinstance(peer.hear(), wire.Admitted)
         rig.thread.stop()
         assert peer.hear() is None
-        assert [type(rig.orders.get(timeout=5)) for _ in range(3)] == [Add, Cancel, Stop]
+        assert [type(rig.orders.get(timeout=30)) for _ in range(3)] == [Add, Cancel, Stop]
         rig.thread.tell(1, [], [])  # nobody is there to hear it, which is no error
         rig.thread.stop()
         with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
@@ -225,9 +225,9 @@ def test_a_thread_that_fails_stops_the_loop(tmp_path: Path, when: str) -> None:
             thread._orders = orders
         thread.start()
         if when == "before the loop runs":
-            thread._thread.join(timeout=5)
+            thread._thread.join(timeout=30)
             thread.open_for_business(CARD, ROOMY, orders, lambda: Progress(0, None))
-        assert orders.get(timeout=5) == Stop()
+        assert orders.get(timeout=30) == Stop()
         thread.stop()
     os.close(writing)
     os.close(reading)
@@ -261,5 +261,5 @@ def test_the_engine_ends_with_its_life_line(tmp_path: Path) -> None:
         peer.say(wire.Hello(worker=0))
         assert isinstance(peer.hear(), wire.Unready)
         process.stdin.close()
-        assert process.wait(timeout=5) == 0
+        assert process.wait(timeout=30) == 0
         peer.close()

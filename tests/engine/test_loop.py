@@ -343,14 +343,14 @@ def test_an_idle_loop_rests() -> None:
     rig.loop._orders = orders
     thread = threading.Thread(target=rig.loop.run, daemon=True)
     thread.start()
-    assert woken.get(timeout=5) == 0
+    assert woken.get(timeout=30) == 0
     orders.put(Cancel(5, Outcome.ABORTED))
-    assert woken.get(timeout=5) == 1
+    assert woken.get(timeout=30) == 1
     orders.put(Add(request(1, max_tokens=3)))
-    assert woken.get(timeout=5) == 5  # three steps, and the question that found nothing to do
+    assert woken.get(timeout=30) == 5  # three steps, and the question that found nothing to do
     assert rig.loop.progress.since is None
     orders.put(Stop())
-    thread.join(timeout=5)
+    thread.join(timeout=30)
     assert not thread.is_alive()
     assert woken.empty()
     assert rig.scheduler.plans == 5
@@ -424,7 +424,7 @@ def test_an_audit_that_would_come_too_soon_is_made_up_for() -> None:
     thread.start()
     assert audited.wait(5)
     rig.orders.put(Stop())
-    thread.join(timeout=5)
+    thread.join(timeout=30)
 
 
 def test_holders_are_shown_with_what_they_hold() -> None:

@@ -236,7 +236,7 @@ def test_a_child_that_is_being_started_hears_of_the_drain(programs: Programs) ->
             group.start_soon(watch.run)
             await anyio.lowlevel.checkpoint()
             watch.keeper.drain()
-            with anyio.fail_after(3):
+            with anyio.fail_after(4):
                 await watch.keeper.ended.wait()
         assert watch.ended is None
 
@@ -307,7 +307,7 @@ def test_killing_does_not_wait(programs: Programs) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(watch.run)
             await wait_for(lambda: programs.reports == [Serving()])
-            with anyio.fail_after(2):
+            with anyio.fail_after(4):
                 watch.keeper.kill()
                 await watch.keeper.ended.wait()
         assert watch.ended is None

@@ -214,7 +214,7 @@ class Guard:
         visit.body = await intake.read_body(receive, self._limits, hold, visit.time_left())
         visit.body_complete = True
         self._reporter.received(visit)
-        intake.check_depth(visit.body, self._limits.max_body_depth)
+        intake.check_shape(visit.body, self._limits)
 
     def _hold(self, visit: Visit, size: int) -> None:
         """Account for bytes of a body; they are let go of when the visit ends."""

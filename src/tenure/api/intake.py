@@ -5,8 +5,9 @@ Pure functions over headers and bytes, but for `read_body`. Each raises the `Api
 
 import hmac
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
+from typing import NamedTuple
 
 import anyio
 import numpy as np
@@ -17,9 +18,13 @@ from tenure.api import errors
 from tenure.config import HttpLimits
 
 MAX_LABEL_CHARACTERS = 256
-_FOLD_OPEN = bytes.maketrans(b'[{]}"', b"\x01\x01\xff\xff\x02")
-_STRUCTURE = b'[]{}"'
+_STRUCTURE = b'[{]}",'
+_OPEN, _CLOSE, _QUOTE, _COMMA = 1, 2, 3, 4
+_CODES = bytes.maketrans(_STRUCTURE, bytes((_OPEN, _OPEN, _CLOSE, _CLOSE, _QUOTE, _COMMA)))
+_NO_STRING = bytes((_QUOTE, _QUOTE))
 _ALL_BUT_STRUCTURE = bytes(byte for byte in range(256) if byte not in _STRUCTURE)
+_PIECE = 1 << 20
+"""How much is looked at in one go: little enough for the second-level cache, and to be soon done with a bad body."""
 
 
 class ClientGone(Exception):
@@ -136,25 +141,43 @@ async def read_body(
     return bytes(chunks)
 
 
-def check_depth(body: bytes, limit: int) -> None:
-    """Refuse JSON nested deeper than `limit`: the decoder recurses."""
-    if body.count(b"[") + body.count(b"{") > limit and json_depth(body) > limit:
-        raise errors.malformed_request(f"The request body is nested deeper than the limit of {limit} levels.")
+def check_shape(body: bytes, limits: HttpLimits) -> None:
+    """Refuse JSON that nests too deep, as the decoder recurses, or has so many items that it would hold up others."""
+    opened = body.count(b"[") + body.count(b"{")
+    if opened <= limits.max_body_depth and opened + body.count(b",") <= limits.max_body_items:
+        return
+    for shape in json_shapes(body):
+        if shape.depth > limits.max_body_depth:
+            limit = limits.max_body_depth
+            raise errors.malformed_request(f"The request body is nested deeper than the limit of {limit} levels.")
+        if shape.items > limits.max_body_items:
+            limit = limits.max_body_items
+            raise errors.malformed_request(f"The request body has more than the limit of {limit} items.")
 
 
-def json_depth(body: bytes) -> int:
-    """How deep the arrays and objects of a JSON text nest; linear, without recursion, brackets in strings apart.
+class JsonShape(NamedTuple):
+    """How deep the arrays and objects of a JSON text nest, and the items of them all; an empty one counts as one."""
+
+    depth: int = 0
+    items: int = 0
+
+
+def json_shapes(body: bytes) -> Iterator[JsonShape]:
+    """The shape of a text up to here, again and again, up to its end; linear, without recursion, strings apart.
 
     For a text that is not JSON it is exact up to the first wrong byte, which is as far as a decoder gets. Escaped
     quotes are removed first: within a string, pairs of backslashes from the left, then a backslash with its quote.
     A close quote next to an open one joins two strings, which changes nothing outside of them.
     """
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
-    structure = unescaped.translate(None, delete=_ALL_BUT_STRUCTURE).replace(b'""', b"")
-    if not structure:
-        return 0
-    codes = np.frombuffer(structure.translate(_FOLD_OPEN), dtype=np.int8)
-    quotes = codes == 2
-    in_string = np.logical_xor.accumulate(quotes)
-    steps = np.where(in_string | quotes, np.int8(0), codes)
-    return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
+    structure = unescaped.translate(_CODES, delete=_ALL_BUT_STRUCTURE).replace(_NO_STRING, b"")
+    shape, level, in_string = JsonShape(), 0, False
+    for first in range(0, len(structure), _PIECE):
+        codes = np.frombuffer(structure, np.int8, min(_PIECE, len(structure) - first), first)
+        inside = np.logical_xor.accumulate(codes == _QUOTE) ^ in_string  # quotes that open a string are, too
+        opened, commas = (codes == _OPEN) & ~inside, (codes == _COMMA) & ~inside
+        levels = level + np.cumsum(opened.view(np.int8) - ((codes == _CLOSE) & ~inside), dtype=np.int32)
+        level, in_string = int(levels[-1]), bool(inside[-1])
+        items = np.count_nonzero(opened) + np.count_nonzero(commas)
+        shape = JsonShape(max(shape.depth, int(levels.max())), shape.items + int(items))
+        yield shape

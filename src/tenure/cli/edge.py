@@ -56,6 +56,8 @@ class EdgeOptions:
     """Most of all request bodies that one API process holds at a time, in MiB."""
     max_json_depth: Annotated[int, whole(1, 256)] = _DEFAULTS.max_body_depth
     """Deepest nesting of arrays and objects in a body."""
+    max_json_items: AtLeastOne = _DEFAULTS.max_body_items
+    """Most items of all arrays and objects in a body."""
     max_header_size: Annotated[int, Parameter(alias="--h11-max-incomplete-event-size"), whole(1024)] = (
         _DEFAULTS.max_header_bytes
     )
@@ -104,6 +106,7 @@ def http_limits(options: EdgeOptions) -> HttpLimits:
         header_timeout=options.header_timeout,
         max_body_bytes=max(1, round(options.max_body_size * _MIB)),
         max_body_depth=options.max_json_depth,
+        max_body_items=options.max_json_items,
         body_timeout=options.body_timeout,
         stall_timeout=options.stall_timeout,
         max_open_body_bytes=max(1, round(options.max_open_body_size * _MIB)),
