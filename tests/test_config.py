@@ -9,6 +9,7 @@ import pytest
 
 from tenure.config import (
     ApiConfig,
+    ApiSettings,
     EngineConfig,
     KeyRing,
     ModelChoice,
@@ -27,7 +28,13 @@ CHOICE = ModelChoice(name="m", served_names=("m", "ž"), kind=SourceKind.GGUF, p
     "config",
     [
         EngineConfig(model=CHOICE, index=2, max_model_len=9, step_time=0.0, kv_cache_memory=0.5),
-        ApiConfig(models=(CHOICE,), engine_sockets=(("/a", "/b"),), workers=2, api_keys=KeyRing(("k",)), seed=-(2**63)),
+        ApiConfig(
+            models=(CHOICE,),
+            settings=ApiSettings(version="0", seed=-(2**63)),
+            engine_sockets=(("/a", "/b"),),
+            workers=2,
+            api_keys=KeyRing(("k",)),
+        ),
     ],
     ids=["engine", "api"],
 )
@@ -53,7 +60,7 @@ def test_a_supervisor_that_dies_before_it_has_sent_it_all(sent: bytes) -> None:
 
 
 def test_the_name_in_replies_is_the_first() -> None:
-    assert ApiConfig(models=(CHOICE,)).model_names == ("m",)
+    assert ApiConfig(models=(CHOICE,), settings=ApiSettings(version="0")).model_names == ("m",)
     assert CHOICE.source.name == "m"
 
 

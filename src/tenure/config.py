@@ -126,16 +126,45 @@ class ReportConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`text` or `json`."""
     log_bodies: int = 0
     """How many characters of a request's body are logged; 0 is none at all."""
-    vllm_metrics: bool = False
-    """Whether figures are exported under vLLM's names too."""
     traces_endpoint: str = ""
     """Where spans go, by OTLP over HTTP; empty for nowhere."""
+
+
+class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits and switches of the HTTP surface."""
+
+    version: str
+    max_n: int = 128
+    max_logprobs: int = 20
+    """-1 lets a request ask for the whole vocabulary."""
+    max_prompts: int = 1024
+    priorities: bool = False
+    """Whether the `priority` of a request has an effect."""
+    max_inputs: int = 8192
+    """Texts of one request for embeddings, scores or classes; the engine's gate may admit fewer."""
+    chunk_long_inputs: bool = False
+    """Whether an input beyond the window is embedded in chunks."""
+    max_chunked_len: int = 131072
+    """Most tokens of such an input."""
+    queue_timeout: float = 0.0
+    """Seconds in which a request must begin to be computed; 0 is for ever."""
+    request_timeout: float = 0.0
+    """Seconds in which it must be over, whatever it asks for itself; 0 is for ever."""
+    thread_above: int = 8192
+    """Bytes of a body, or of a response with logprobs, from which the work on it leaves the event loop."""
+    seed: int | None = None
+    """Of requests that give none; None draws one for each."""
+    vllm_metrics: bool = False
+    """Whether figures are exported under vLLM's names too."""
+    root_path: str = ""
+    """Prefix under which a proxy serves this server; empty or `/like/this`."""
 
 
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What an API process needs."""
 
     models: tuple[ModelChoice, ...]
+    settings: ApiSettings
     engine_sockets: tuple[tuple[str, ...], ...] = ()
     """Of each model's engines, in the order of `models`."""
     epoch: str = ""
@@ -152,26 +181,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     limits: HttpLimits = HttpLimits()
     cors: CorsConfig = CorsConfig()
     tls: TlsConfig | None = None
-    root_path: str = ""
-    """Prefix under which a proxy serves this server; empty or `/like/this`."""
     generation_config: str = "auto"
-    seed: int | None = None
-    """Of requests that give none; None draws one for each."""
-    max_n: int = 128
-    max_logprobs: int = 20
-    max_prompts: int = 1024
-    max_inputs: int = 8192
-    """Texts of one request for embeddings, scores or classes."""
-    chunk_long_inputs: bool = False
-    """Whether an input beyond the window is embedded in chunks."""
-    max_chunked_len: int = 131072
-    """Most tokens of such an input."""
-    scheduling_policy: str = "fcfs"
-    """`fcfs`: the priorities of requests have no effect; `priority`: they have."""
-    queue_timeout: float = 0.0
-    """In which a request must begin to be computed; 0 is for ever."""
-    request_timeout: float = 0.0
-    """In which a request must be over; 0 is for ever."""
     engine_heartbeat_timeout: float = 5.0
     engine_step_timeout: float = 120.0
     """After which an engine that does not go on is taken for dead, and killed by the supervisor; 0 is never."""

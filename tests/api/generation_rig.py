@@ -11,11 +11,11 @@ import anyio
 import httpx
 
 from tenure.api.app import build_app
-from tenure.api.context import ApiSettings, AppContext
+from tenure.api.context import AppContext
 from tenure.api.text_model import GenerationDefaults, ScorePrompt, TextModel
 from tenure.client import EndOfGeneration, Fleet, GenerationFailed, Refusal, Served, Watcher
 from tenure.client.vitals import Vitals
-from tenure.config import HttpLimits, KeyRing
+from tenure.config import ApiSettings, HttpLimits, KeyRing
 from tenure.models.profile import ModelProfile
 from tenure.outcomes import FinishReason, Outcome
 from tenure.process.counters import CountersSnapshot, WorkStage

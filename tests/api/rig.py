@@ -18,13 +18,13 @@ from starlette.types import ASGIApp
 
 from tenure.api import errors
 from tenure.api.call import Call
-from tenure.api.context import ApiSettings, AppContext
+from tenure.api.context import AppContext
 from tenure.api.dispatch import Dispatcher
 from tenure.api.guard import Guard
 from tenure.api.http_protocol import http_protocol
 from tenure.api.routes import Route, RouteTable
 from tenure.client import Fleet, GenerationFailed
-from tenure.config import HttpLimits, KeyRing
+from tenure.config import ApiSettings, HttpLimits, KeyRing
 from tenure.outcomes import Outcome
 from tenure.process.counters import CounterSchema, CountersSnapshot, SharedCounters
 

@@ -3,9 +3,8 @@
 import pytest
 
 from tenure.api.app import route_table
-from tenure.api.context import ApiSettings
 from tenure.api.cors import answer_preflights, say_whose_pages
-from tenure.config import CorsConfig
+from tenure.config import ApiSettings, CorsConfig
 from tests.api.generation_rig import Rig
 from tests.api.rig import LIMITS, Reply, post, run, serving
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tenure.api.context import ApiSettings
+from tenure.config import ApiSettings
 from tests.api.generation_rig import Rig, assert_refused
 from tests.api.pooling_rig import EMBEDDER, SIZE, embed, framed, pooling_rig
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tenure.api.context import ApiSettings
 from tenure.client import GenerationFailed, Refusal
+from tenure.config import ApiSettings
 from tenure.models.profile import ModelProfile
 from tenure.outcomes import Outcome
 from tenure.pooling import PoolingTask

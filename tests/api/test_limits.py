@@ -8,8 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from tenure.api.context import ApiSettings
-from tenure.config import HttpLimits
+from tenure.config import ApiSettings, HttpLimits
 from tenure.process.descriptors import allow_descriptors
 from tests.api.generation_rig import Rig, assert_refused
 from tests.api.pooling_rig import pooling_rig

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tenure.api.context import ApiSettings
 from tenure.api.metric_table import TABLE, Kind, document
 from tenure.api.metrics import Readings, metrics_text, tenure_families
 from tenure.api.vllm_metrics import vllm_families
 from tenure.client import EngineClient, Fleet, Served
+from tenure.config import ApiSettings
 from tenure.outcomes import Outcome
 from tenure.process.counters import CounterSchema, SharedCounters, WorkStage
 from tenure.wire import messages as wire

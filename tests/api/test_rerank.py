@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tenure.api.context import ApiSettings
 from tenure.client import GenerationFailed, Refusal
+from tenure.config import ApiSettings
 from tenure.outcomes import Outcome
 from tests.api.generation_rig import BEGIN, END
 from tests.api.pooling_rig import CLASSIFIER, CROSS_ENCODER, EMBEDDER, LATE_INTERACTION, pooling_rig

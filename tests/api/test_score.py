@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tenure.api.context import ApiSettings
+from tenure.config import ApiSettings
 from tenure.models.profile import ModelProfile, Scoring
 from tenure.pooling import PoolingTask
 from tests.api.generation_rig import assert_refused

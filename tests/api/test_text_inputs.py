@@ -7,9 +7,9 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from tenure.api.context import ApiSettings
 from tenure.api.text_inputs import encode_texts
 from tenure.api.threads import Workers
+from tenure.config import ApiSettings
 from tests.api.generation_rig import ByteTokenizer, Rig, no_stop
 from tests.api.pooling_rig import EMBEDDER
 

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from tenure.api.context import ApiSettings
 from tenure.api.text_model import GenerationDefaults
+from tenure.config import ApiSettings
 from tenure.sampling import RepetitionDetection
 from tests.api.generation_rig import END, Rig, assert_refused
 

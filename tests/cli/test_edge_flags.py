@@ -193,7 +193,7 @@ def test_tls_that_cannot_work_is_refused_before_anything_starts(
 
 @pytest.mark.parametrize(("given", "path"), [("", ""), ("/", ""), ("/a", "/a"), ("/a/b-c/", "/a/b-c")])
 def test_prefixes(model: str, given: str, path: str) -> None:
-    assert configured(model, root_path=given).root_path == path
+    assert configured(model, root_path=given).settings.root_path == path
 
 
 @pytest.mark.parametrize("given", ["a", "http://x/a", "/a b", "/a?b", "/a//b", "/é", "/a/{b}"])

@@ -13,7 +13,7 @@ from tenure.cli.edge import EdgeOptions
 from tenure.cli.main import app
 from tenure.cli.observe import ObserveOptions
 from tenure.cli.serve import ServeOptions, print_ready, serve_config
-from tenure.config import ApiConfig, EngineConfig, ServeConfig, cores
+from tenure.config import ApiConfig, ApiSettings, EngineConfig, ServeConfig, cores
 from tenure.errors import CallerError, ResourceError
 from tenure.source import SourceKind, installed_aliases
 from tests.cli.command import Command
@@ -46,7 +46,9 @@ def test_a_model_is_called_by_its_file(model: str) -> None:
     [choice] = config.api.models
     assert (choice.kind, choice.path) == (SourceKind.GGUF, model)
     assert config.engines == (EngineConfig(model=choice),)  # the flags' defaults are the engine's own
-    assert msgspec.structs.replace(config.api, models=()) == ApiConfig(models=())
+    assert msgspec.structs.replace(config.api, models=()) == ApiConfig(
+        models=(), settings=ApiSettings(version=__version__)
+    )
 
 
 def test_models_with_names_of_their_own(model: str, tmp_path: Path) -> None:

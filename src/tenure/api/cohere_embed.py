@@ -12,7 +12,6 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tenure.api.context import ApiSettings
 from tenure.api.embedding_rules import check_dimensions, default_prompt, longest_input
 from tenure.api.errors import echo, invalid_request
 from tenure.api.fields import Integer
@@ -25,6 +24,7 @@ from tenure.api.reply import ReplyHead
 from tenure.api.selection import Chosen
 from tenure.api.text_inputs import TextRules, tokenise_inputs
 from tenure.api.vector_json import ENCODER, vector_base64, vector_bits, vector_numbers
+from tenure.config import ApiSettings
 from tenure.models.profile import ModelProfile
 from tenure.pooling import PoolingParams, PoolingTask
 

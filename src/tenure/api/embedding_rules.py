@@ -3,7 +3,6 @@
 from enum import StrEnum
 
 from tenure.api.chat_types import ChatRequest
-from tenure.api.context import ApiSettings
 from tenure.api.conversation import check_conversation, render
 from tenure.api.embedding_types import EncodedFields, InputFields
 from tenure.api.errors import echo, invalid_request
@@ -12,6 +11,7 @@ from tenure.api.prompts import split_prompts
 from tenure.api.ranges import RANGES, check_number
 from tenure.api.selection import Chosen
 from tenure.api.text_inputs import Framed, TextRules, tokenise_inputs
+from tenure.config import ApiSettings
 from tenure.models.profile import ModelProfile
 
 

@@ -11,7 +11,6 @@ from tenure.api.chat_reply import ChatChunks, chat_body
 from tenure.api.chat_types import ChatRequest
 from tenure.api.completion_reply import CompletionChunks, completion_body
 from tenure.api.completion_types import CompletionRequest
-from tenure.api.context import ApiSettings
 from tenure.api.decoding import decode_body
 from tenure.api.fields import SamplingFields, guided_fields
 from tenure.api.generate import Format, run_job
@@ -21,6 +20,7 @@ from tenure.api.selection import select_model
 from tenure.api.text_model import TextModel
 from tenure.api.validate import chat_job, completion_job
 from tenure.api.window import Window
+from tenure.config import ApiSettings
 
 RequestT = TypeVar("RequestT", bound=SamplingFields)
 

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 
 from tenure import __version__
 from tenure.api.app import build_app, counter_schema
-from tenure.api.context import ApiSettings, AppContext
+from tenure.api.context import AppContext
 from tenure.api.cors import say_whose_pages
 from tenure.api.guard import Guard
 from tenure.api.http_protocol import http_protocol
@@ -104,25 +104,10 @@ async def _serve(
             fleet = _fleet(config, texts, tally, lambda names: guard.recall(names))
             group.start_soon(fleet.run)
             limits = _within_descriptors(config.limits)
-            settings = ApiSettings(
-                version=__version__,
-                max_n=config.max_n,
-                max_logprobs=config.max_logprobs,
-                max_prompts=config.max_prompts,
-                max_inputs=config.max_inputs,
-                queue_timeout=config.queue_timeout,
-                request_timeout=config.request_timeout,
-                chunk_long_inputs=config.chunk_long_inputs,
-                max_chunked_len=config.max_chunked_len,
-                priorities=config.scheduling_policy == "priority",
-                seed=config.seed,
-                vllm_metrics=config.report.vllm_metrics,
-                root_path=config.root_path,
-            )
             context = AppContext(
                 fleet=fleet,
                 texts=texts,
-                settings=settings,
+                settings=config.settings,
                 counts=shared.snapshot,
                 epoch=config.epoch,
                 started_at=config.started_at,

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from tenure.api.context import ApiSettings
 from tenure.api.errors import invalid_request
 from tenure.api.fields import Integer
 from tenure.api.prompts import Truncation, check_truncation
 from tenure.api.ranges import RANGES, check_number
 from tenure.api.sampling_rules import check_cache_salt, check_priority
 from tenure.api.selection import Chosen
+from tenure.config import ApiSettings
 
 
 class PoolingFields(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tenure.api.context import ApiSettings
 from tenure.api.embedding_rules import (
     Encoding,
     check_dimensions,
@@ -36,6 +35,7 @@ from tenure.api.selection import Chosen
 from tenure.api.text_inputs import Framed
 from tenure.api.text_model import TextModel
 from tenure.api.vector_json import ENCODER, vector_base64, vector_numbers
+from tenure.config import ApiSettings
 from tenure.pooling import PoolingParams, PoolingTask
 
 Write = Callable[[ReplyHead, Sequence[Vectors]], bytes]

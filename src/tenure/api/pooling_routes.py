@@ -9,7 +9,6 @@ import msgspec
 
 from tenure.api.call import Call
 from tenure.api.cohere_embed import EmbedRequest, embed_v1_plan, embed_v2_plan
-from tenure.api.context import ApiSettings
 from tenure.api.decoding import decode_body
 from tenure.api.embedding_types import ClassifyRequest, EmbeddingRequest, PoolingRequest
 from tenure.api.pooling_fields import PoolingFields
@@ -18,6 +17,7 @@ from tenure.api.pooling_plans import PoolingPlan, asked_task, classify_plan, emb
 from tenure.api.reply import ReplyHead, fingerprint
 from tenure.api.selection import Chosen, select_model
 from tenure.api.vector_json import CHARACTERS_PER_NUMBER
+from tenure.config import ApiSettings
 from tenure.pooling import PoolingTask
 
 RequestT = TypeVar("RequestT", bound=PoolingFields)

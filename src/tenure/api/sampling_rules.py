@@ -7,11 +7,11 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 
-from tenure.api.context import ApiSettings
 from tenure.api.errors import ApiError, echo, invalid_request
 from tenure.api.fields import RepetitionDetectionField, SamplingFields
 from tenure.api.ranges import RANGES, Range, check_ids, check_number
 from tenure.api.text_model import TextModel
+from tenure.config import ApiSettings
 from tenure.sampling import RepetitionDetection, SamplingParams
 from tenure.text.tokenizer import Tokenizer
 

@@ -13,7 +13,6 @@ import msgspec
 from msgspec import UNSET
 
 from tenure.api.call import Call
-from tenure.api.context import ApiSettings
 from tenure.api.decoding import decode_body
 from tenure.api.errors import internal_error, invalid_request
 from tenure.api.pooling_fields import check_shared
@@ -37,6 +36,7 @@ from tenure.api.score_types import (
 )
 from tenure.api.scoring import ClassScores, PairedScores, Scores, cosine, max_similarity
 from tenure.api.selection import Chosen, select_model
+from tenure.config import ApiSettings
 from tenure.models.profile import ModelProfile, Scoring
 from tenure.pooling import PoolingParams, PoolingTask
 

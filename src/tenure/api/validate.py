@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from tenure.api.chat_types import ChatRequest
 from tenure.api.completion_types import CompletionRequest
-from tenure.api.context import ApiSettings
 from tenure.api.conversation import check_conversation, echoed_text, render, response_role
 from tenure.api.errors import invalid_request
 from tenure.api.fields import SamplingFields
@@ -30,6 +29,7 @@ from tenure.api.sampling_rules import (
 )
 from tenure.api.text_model import TextModel
 from tenure.api.window import Window
+from tenure.config import ApiSettings
 from tenure.text.stream import TextOptions
 
 DEFAULT_COMPLETION_TOKENS = 16

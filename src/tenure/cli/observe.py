@@ -31,7 +31,6 @@ def report_config(options: ObserveOptions) -> ReportConfig:
     return ReportConfig(
         log_format=options.log_format,
         log_bodies=options.max_log_len if options.enable_log_requests else 0,
-        vllm_metrics=options.vllm_metrics,
         traces_endpoint=_endpoint(options.otlp_traces_endpoint) if options.otlp_traces_endpoint else "",
     )
 

@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
+from tenure import __version__
 from tenure.cli import edge
 from tenure.cli.choices import choices_of, demo_models, with_tasks
 from tenure.cli.edge import EdgeOptions
 from tenure.cli.flags import MOST, real, whole
 from tenure.cli.observe import ObserveOptions, report_config
-from tenure.config import ApiConfig, EngineConfig, ModelChoice, ServeConfig, cores
+from tenure.config import ApiConfig, ApiSettings, EngineConfig, ModelChoice, ServeConfig, cores
 from tenure.errors import CallerError
 from tenure.wire.messages import ModelCard
 
@@ -156,27 +157,35 @@ def _engine_config(choice: ModelChoice, index: int, options: ServeOptions) -> En
 def _api_config(choices: tuple[ModelChoice, ...], options: ServeOptions) -> ApiConfig:
     return ApiConfig(
         models=choices,
+        settings=_settings(options),
         workers=options.api_server_count,
-        queue_timeout=options.queue_timeout,
-        request_timeout=options.request_timeout,
         shutdown_timeout=options.shutdown_timeout,
         api_keys=edge.key_ring(options.edge),
         limits=edge.http_limits(options.edge),
         cors=edge.cors(options.edge),
         tls=edge.tls(options.edge),
-        root_path=edge.root_path(options.edge),
         report=report_config(options.observe),
         generation_config=options.generation_config,
-        seed=options.seed,
+        engine_heartbeat_timeout=options.engine_heartbeat_timeout,
+        engine_step_timeout=options.engine_step_timeout,
+    )
+
+
+def _settings(options: ServeOptions) -> ApiSettings:
+    return ApiSettings(
+        version=__version__,
         max_n=options.max_n,
         max_logprobs=options.max_logprobs,
         max_prompts=options.max_prompts,
+        priorities=options.scheduling_policy == "priority",
         max_inputs=options.max_inputs,
         chunk_long_inputs=options.chunk_long_inputs,
         max_chunked_len=options.max_chunked_len,
-        scheduling_policy=options.scheduling_policy,
-        engine_heartbeat_timeout=options.engine_heartbeat_timeout,
-        engine_step_timeout=options.engine_step_timeout,
+        queue_timeout=options.queue_timeout,
+        request_timeout=options.request_timeout,
+        seed=options.seed,
+        vllm_metrics=options.observe.vllm_metrics,
+        root_path=edge.root_path(options.edge),
     )
 
 
