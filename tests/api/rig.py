@@ -291,7 +291,6 @@ async def serving(
     guard = Guard(
         inside(Dispatcher(app_context(counters), limits)), table, counters.worker(0), limits, KeyRing(keys), root_path
     )
-    listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         outside(guard),
         http=http or http_protocol(limits),
@@ -302,15 +301,16 @@ async def serving(
         **(tls or {}),
     )
     server = _Server(config)
-    async with anyio.create_task_group() as group:
-        group.start_soon(server.serve, [listener])
-        rig = Rig(listener.getsockname()[1], guard, counters, context, server)
-        await rig.until(lambda: server.started)
-        try:
-            yield rig
-        finally:
-            context.release.set()
-            server.should_exit = True
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with anyio.create_task_group() as group:
+            group.start_soon(server.serve, [listener])
+            rig = Rig(listener.getsockname()[1], guard, counters, context, server)
+            await rig.until(lambda: server.started)
+            try:
+                yield rig
+            finally:
+                context.release.set()
+                server.should_exit = True
     assert guard.snapshot().open == 0
     assert guard.snapshot().watchers == 0
     assert guard.snapshot().body_bytes == 0

@@ -5,7 +5,6 @@ import socket
 from collections.abc import AsyncIterator
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from tenure.config import ApiSettings, HttpLimits
@@ -13,6 +12,7 @@ from tenure.process.descriptors import allow_descriptors
 from tests.api.generation_rig import Rig, assert_refused
 from tests.api.pooling_rig import pooling_rig
 from tests.api.rig import RawClient, post, run, serving
+from tests.tasks import settle
 
 
 @contextlib.asynccontextmanager
@@ -24,8 +24,8 @@ async def crowd(port: int, size: int, *starts: bytes) -> AsyncIterator[None]:
         for number in range(size):
             sock = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             sock.sendall(starts[number % len(starts)] if starts else b"")
-            if number % 50 == 0:
-                await anyio.lowlevel.checkpoint()  # the server runs in this thread too
+            if number % 20 == 0:
+                await settle()  # the server runs in this thread too, and a connection that it has no room for waits
         yield
 
 

@@ -60,7 +60,6 @@ def test_while_queued(server: ServerProcess, path: str, leave: Leave) -> None:
     assert spent.computed - spent.sampled < 100, "no prompt but the short one was computed"
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("how", ["close", "reset"])
 def test_while_the_prompt_is_computed(server: ServerProcess, path: str, how: str) -> None:
     prompt = "".join(f"{number} sheep. " for number in range(1200))
@@ -76,7 +75,6 @@ def test_while_the_prompt_is_computed(server: ServerProcess, path: str, how: str
     assert watch.spent.steps - (seen - before).steps <= 2
 
 
-@pytest.mark.timeout(240)
 def test_within_one_step_however_long(exact_server: ServerProcess) -> None:
     """Steps of 512 tokens take long here, so what is begun after the client has left would show."""
     server, before = exact_server, exact_server.work("smollm2")
@@ -90,7 +88,6 @@ def test_within_one_step_however_long(exact_server: ServerProcess) -> None:
     assert watch.spent.computed <= 1024
 
 
-@pytest.mark.timeout(240)
 def test_a_storm(server: ServerProcess) -> None:
     """120 streams that all close leave live figures, not their last busy ones (F17, F21)."""
     ledger, count = server.ledger(), 120

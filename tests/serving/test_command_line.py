@@ -45,7 +45,6 @@ def test_two_models_of_one_name(script: str) -> None:
     assert "each model needs a name of its own" in _complaint(script, script, "--port", "0")
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
@@ -57,14 +56,12 @@ def test_limits_that_only_the_engine_can_check(script: str, flags: tuple[str, st
     assert complaint in _complaint(script, "--port", "0", *flags)
 
 
-@pytest.mark.timeout(200)
 def test_broken_weights(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = write_script(tmp_path_factory.mktemp("broken"))
     (folder / "model.safetensors").write_bytes(b"\xff" * 100)
     assert "model.safetensors" in _complaint(str(folder), "--port", "0")
 
 
-@pytest.mark.timeout(200)
 def test_broken_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = write_script(tmp_path_factory.mktemp("broken"))
     (folder / "tokenizer.json").write_text("{")

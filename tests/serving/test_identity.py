@@ -30,7 +30,6 @@ def test_two_live_requests_of_one_label(server: ServerProcess) -> None:
     assert len(server.log_lines('label="twin"', "outcome=ok")) == 1
 
 
-@pytest.mark.timeout(240)
 def test_cancel_and_resend_under_one_label(server: ServerProcess) -> None:
     """An abort that is on its way never hits the request that comes after it."""
     before = server.ledger()["http"]["outcomes"]

@@ -7,7 +7,6 @@ from contextlib import ExitStack, suppress
 
 import httpx
 import psutil
-import pytest
 
 from tests.serving.conftest import Start
 from tests.serving.script import recited
@@ -57,7 +56,6 @@ def _ready(server: ServerProcess) -> bool:
         return False
 
 
-@pytest.mark.timeout(240)
 def test_the_engine_is_killed(start: Start, script: str) -> None:
     server = start(script)
     before = server.engine()
@@ -82,7 +80,6 @@ def test_the_engine_is_killed(start: Start, script: str) -> None:
     assert len(server.wait_for_log("the engine of script died (signal SIGKILL)")) == 1
 
 
-@pytest.mark.timeout(240)
 def test_the_api_process_is_killed(start: Start, script: str) -> None:
     server = start(script)
     with ExitStack() as stack:
@@ -106,7 +103,6 @@ def test_the_api_process_is_killed(start: Start, script: str) -> None:
     assert server.wait_for_log("10 open requests ended as worker_lost")
 
 
-@pytest.mark.timeout(240)
 def test_the_supervisor_is_killed(start: Start, script: str) -> None:
     server = start(script)
     with ExitStack() as stack:
@@ -117,7 +113,6 @@ def test_the_supervisor_is_killed(start: Start, script: str) -> None:
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.timeout(240)
 def test_the_engine_is_frozen(start: Start, script: str) -> None:
     server = start(script, "--engine-heartbeat-timeout", "2")
     with ExitStack() as stack:
@@ -144,7 +139,6 @@ def test_the_engine_is_frozen(start: Start, script: str) -> None:
     assert server.engine_pid == engine
 
 
-@pytest.mark.timeout(240)
 def test_a_frozen_engine_is_killed_in_the_end(start: Start, script: str) -> None:
     """Later than its requests have ended; another one takes its place."""
     server = start(script, "--engine-heartbeat-timeout", "1.5", "--engine-step-timeout", "4")
@@ -162,7 +156,6 @@ def test_a_frozen_engine_is_killed_in_the_end(start: Start, script: str) -> None
     server.wait_at_rest()
 
 
-@pytest.mark.timeout(240)
 def test_a_frozen_engine_that_nobody_kills_is_for_others_to_see(start: Start, script: str) -> None:
     """The server lives, until it cannot help itself; it does again when the engine wakes up."""
     server = start(script, "--engine-heartbeat-timeout", "1.5", "--engine-step-timeout", "0")
@@ -179,7 +172,6 @@ def test_a_frozen_engine_that_nobody_kills_is_for_others_to_see(start: Start, sc
     assert server.text("again", 100) == recited("again", 100)
 
 
-@pytest.mark.timeout(240)
 def test_a_frozen_api_process_is_killed_in_the_end(start: Start, script: str) -> None:
     """What it held comes back then, and another one takes its place."""
     server = start(script, "--api-heartbeat-timeout", "4")
@@ -197,7 +189,6 @@ def test_a_frozen_api_process_is_killed_in_the_end(start: Start, script: str) ->
     assert server.text("again", 100) == recited("again", 100)
 
 
-@pytest.mark.timeout(240)
 def test_a_step_that_does_not_end_is_a_death(start: Start) -> None:
     """Though the engine's I/O thread lives: its requests end, and the engine is started again (F45)."""
     flags = ("--engine-step-timeout", "1.5", "--step-time", "0", "--max-num-batched-tokens", "16384")
@@ -213,7 +204,6 @@ def test_a_step_that_does_not_end_is_a_death(start: Start) -> None:
     assert server.outcomes() == {"unavailable": 1, "ok": 1}
 
 
-@pytest.mark.timeout(240)
 def test_three_deaths_end_the_server(start: Start, script: str) -> None:
     server = start(script)
     killed: list[int] = []
@@ -231,7 +221,6 @@ def test_three_deaths_end_the_server(start: Start, script: str) -> None:
     assert server.log_lines("tenure: the engine of script died (signal SIGKILL); the server ends")
 
 
-@pytest.mark.timeout(240)
 def test_a_long_step_is_no_death(start: Start) -> None:
     """An engine whose loop is busy for longer than the heartbeat's limit lives (F45)."""
     server = start(
@@ -242,7 +231,6 @@ def test_a_long_step_is_no_death(start: Start) -> None:
     assert not server.log_lines("no sign of life")
 
 
-@pytest.mark.timeout(240)
 def test_the_server_ends_with_its_engine_if_told_to(start: Start, script: str) -> None:
     server = start(script, "--on-engine-death", "exit")
     with ExitStack() as stack:

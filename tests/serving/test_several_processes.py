@@ -189,7 +189,6 @@ def test_an_api_process_that_is_frozen_holds_nobody_up(crew: ServerProcess, stre
     assert ready(crew)
 
 
-@pytest.mark.timeout(240)
 def test_an_engine_that_is_frozen_holds_nobody_up(crew: ServerProcess, streams: Streams) -> None:
     """Within the limit its requests end; the other engine takes new ones; when it wakes up it is used again."""
     victim = crew.engine_pids()[0]
@@ -212,7 +211,6 @@ def test_an_engine_that_is_frozen_holds_nobody_up(crew: ServerProcess, streams: 
     assert streams.open(rank=0, tokens=5).events()[-1] == "[DONE]"
 
 
-@pytest.mark.timeout(240)
 def test_an_engine_dies(crew: ServerProcess, streams: Streams) -> None:
     """Its requests end at once, with one error each; those of the other engine go on, and new ones go there."""
     epochs = [engine["epoch"] for engine in crew.ledger()["engines"]]
@@ -237,7 +235,6 @@ def test_an_engine_dies(crew: ServerProcess, streams: Streams) -> None:
     assert len(crew.wait_for_log("the engine 0 of script died (signal SIGKILL); it is started again")) == 1
 
 
-@pytest.mark.timeout(240)
 def test_an_api_process_dies(crew: ServerProcess, streams: Streams) -> None:
     """The engines free what they held for it; the streams of the other go on; its open requests are counted."""
     on_both = streams.on_both_workers(tokens=1500)
@@ -259,7 +256,6 @@ def test_an_api_process_dies(crew: ServerProcess, streams: Streams) -> None:
     assert len(ask_each_worker(crew, "/load")) == 2
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_server(start: Start, script: str, number: signal.Signals) -> None:
     """Told to stop, all API processes let their streams finish; killed, everything ends."""
@@ -280,7 +276,6 @@ def test_no_process_outlives_the_server(start: Start, script: str, number: signa
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.timeout(240)
 def test_one_engine_that_cannot_load_ends_all(start: Start, script: str) -> None:
     server = start(script, *TWO_OF_EACH, "--max-model-len", "1000000", ready=False)
     assert server.wait(60) == 1

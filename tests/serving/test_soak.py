@@ -1,7 +1,6 @@
 """A minute of the soak (`python -m benchmarks.soak`): every kind of client at once, and every promise kept."""
 
 import anyio
-import pytest
 
 from benchmarks.soak import report
 from benchmarks.storm.storm import Plan, Result, run
@@ -9,7 +8,6 @@ from benchmarks.storm.storm import Plan, Result, run
 _MIB = 1024 * 1024
 
 
-@pytest.mark.timeout(300)
 def test_every_promise_is_kept_under_a_storm() -> None:
     """Memory has more room than in the long run: in its first minute a server meets most of what it has to keep."""
     plan = Plan(seconds=50, seed=4, clients=24, models=("script", "minilm"), memory_margin=256 * _MIB)

@@ -15,7 +15,6 @@ from tests.serving.server import until
 from tests.serving.wire import CHAT, COMPLETIONS, piece_of, post, request
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_open_streams_are_finished(start: Start, script: str, number: signal.Signals) -> None:
     server, tokens = start(script, "--max-num-seqs", "3"), 600
@@ -46,7 +45,6 @@ def test_open_streams_are_finished(start: Start, script: str, number: signal.Sig
     assert len(server.log_lines("outcome=ok")) == 6
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("seconds", ["0", "0.5"])
 def test_what_does_not_finish_in_time_is_ended(start: Start, script: str, seconds: str) -> None:
     server = start(script, "--max-num-seqs", "2", "--shutdown-timeout", seconds)
@@ -66,7 +64,6 @@ def test_what_does_not_finish_in_time_is_ended(start: Start, script: str, second
     assert len(server.log_lines("outcome=unavailable")) == 2
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("asleep", [False, True], ids=["", "with a frozen API process"])
 def test_a_second_signal_ends_at_once(start: Start, script: str, asleep: bool) -> None:
     """And in quiet: it is what the user wants."""
@@ -89,7 +86,6 @@ def test_a_second_signal_ends_at_once(start: Start, script: str, asleep: bool) -
         httpx.get(server.address + "/health", trust_env=False)
 
 
-@pytest.mark.timeout(240)
 def test_a_signal_while_the_model_loads(start: Start, script: str) -> None:
     """Nobody need wait for a model that is not wanted any more."""
     server = start(script, ready=False)

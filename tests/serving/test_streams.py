@@ -137,7 +137,6 @@ def test_text_is_the_same_while_neighbours_are_aborted(server: ServerProcess, ex
             thread.join()
 
 
-@pytest.mark.timeout(400)
 def test_greedy_text_is_the_same_alone_and_together(exact_server: ServerProcess) -> None:
     def complete(prompt: str) -> dict[str, Any]:
         answer = exact_server.complete(

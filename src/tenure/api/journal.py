@@ -42,6 +42,7 @@ class Times:
     admitted: float | None = None
     first_output: float | None = None
     first_token: float | None = None
+    last_token: float = 0.0
     released: float | None = None
     """When the engine held nothing any more."""
     queue_seconds: float | None = None
@@ -107,9 +108,13 @@ class Journal:
             sizes += [
                 ("request_output_tokens", self.tokens.output),
                 ("request_longest_output_tokens", self.tokens.longest),
+                ("request_computed_prompt_tokens", max(0, self.tokens.prompt - self.tokens.cached)),
                 ("request_choices", self.asked.choices),
                 ("request_max_tokens", self.asked.sampling.max_tokens),
             ]
+            if self.times.first_token is not None and self.tokens.longest > 1:
+                seconds = self.times.last_token - self.times.first_token
+                sizes.append(("request_token_seconds", seconds / (self.tokens.longest - 1)))
         for name, size in sizes:
             self.tally.observe(name, size, self.model)
 
@@ -179,4 +184,5 @@ class Watch:
         tokens = self._journal.tokens
         tokens.output += sum(self._items)
         tokens.longest = max(tokens.longest, *self._items)
+        self._journal.times.last_token = max(self._journal.times.last_token, *self._last)
         self._journal.ended(ended, now)

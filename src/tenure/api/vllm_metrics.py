@@ -62,6 +62,8 @@ _API_FIGURES = {
     "request_prompt_tokens": ("request_prompt_tokens", "Prompt tokens of a request."),
     "request_generation_tokens": ("request_output_tokens", "Output tokens of a request."),
     "request_max_num_generation_tokens": ("request_longest_output_tokens", "Output tokens of its longest sequence."),
+    "request_prefill_kv_computed_tokens": ("request_computed_prompt_tokens", "Prompt tokens not found in the cache."),
+    "request_time_per_output_token_seconds": ("request_token_seconds", "Time of an output token but the first, mean."),
     "request_params_n": ("request_choices", "The `n` of a request."),
     "request_params_max_tokens": ("request_max_tokens", "The `max_tokens` of a request."),
 }
@@ -79,6 +81,8 @@ def vllm_families(readings: Readings) -> Iterator[Metric]:
         measured: list[Sample] = [((model, "0"), counts) for model, counts in models.items() if model]
         yield family(_H, f"vllm:{name}", text, _LABELS, measured)
     yield _waiting_by_reason(engines)
+    yield from _prompts_by_source(engines)
+    yield _sleep_state(engines)
     yield _request_success(readings)
     yield _cache_config(readings)
     yield _lora_requests()
@@ -90,6 +94,29 @@ def _waiting_by_reason(engines: list[EngineLedger]) -> Metric:
         samples.append(((*engine_labels(engine), "capacity"), _waiting(engine)))
         samples.append(((*engine_labels(engine), "deferred"), engine.items.fetching_kv))
     return family(_G, "vllm:num_requests_waiting_by_reason", "Why sequences wait.", (*_LABELS, "reason"), samples)
+
+
+def _prompts_by_source(engines: list[EngineLedger]) -> Iterator[Metric]:
+    computed: list[Sample] = []
+    cached: list[Sample] = []
+    for engine in engines:
+        labels, found = engine_labels(engine), engine.tokens.cached
+        prompts = max(engine.figures.queried_tokens, engine.figures.prompt_tokens)  # some are not looked up
+        computed.append(((*labels, "local_compute"), prompts - found))
+        computed.append(((*labels, "local_cache_hit"), found))
+        computed.append(((*labels, "external_kv_transfer"), 0))
+        cached.append(((*labels, "device"), found))
+    labels_of = (*_LABELS, "source")
+    yield family(_C, "vllm:prompt_tokens_by_source_total", "Where prompts' keys come from.", labels_of, computed)
+    yield family(_C, "vllm:prompt_tokens_cached_by_source_total", "Of these, found in caches.", labels_of, cached)
+
+
+def _sleep_state(engines: list[EngineLedger]) -> Metric:
+    states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+    samples: list[Sample] = [
+        ((*engine_labels(engine), state), value) for engine in engines for state, value in states.items()
+    ]
+    return family(_G, "vllm:engine_sleep_state", "An engine that answers is awake.", (*_LABELS, "sleep_state"), samples)
 
 
 def _request_success(readings: Readings) -> Metric:
