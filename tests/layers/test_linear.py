@@ -32,6 +32,16 @@ def test_product_and_sum(rows: int, biased: bool, backend: str) -> None:
     assert linear.nbytes == 4 * (70 * 36 + (70 if biased else 0))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_need_not_lie_together(backend: str) -> None:
+    torch.manual_seed(3)
+    weight, x, residual = torch.randn(70, 36), torch.randn(9, 36), torch.randn(9, 70)
+    with torch.inference_mode():
+        linear = linear_factory(torch.float32, CPU, backend)(weight.T.contiguous().T, None)
+        found = linear.add(x.T.contiguous().T, residual.T.contiguous().T)
+        torch.testing.assert_close(found, residual + x @ weight.T, atol=1e-4, rtol=1e-4)
+
+
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()

@@ -109,13 +109,15 @@ class NativeKernels:
         addend_TO: torch.Tensor | None,
     ) -> torch.Tensor:
         """x W^T + bias + addend, shape (T, outputs), with the panels of W; a row is the same in any batch."""
+        assert x_TI.is_contiguous()
+        assert addend_TO is None or addend_TO.is_contiguous()
         rows, inputs = x_TI.shape
         out_TO = torch.empty((rows, outputs))
         self._multiply(
-            x_TI.contiguous().data_ptr(),
+            x_TI.data_ptr(),
             panels_GIO.data_ptr(),
             None if bias_O is None else bias_O.data_ptr(),
-            None if addend_TO is None else addend_TO.contiguous().data_ptr(),
+            None if addend_TO is None else addend_TO.data_ptr(),
             out_TO.data_ptr(),
             rows,
             inputs,

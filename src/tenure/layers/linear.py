@@ -131,10 +131,11 @@ class NativeLinear:
         return self._nbytes
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
-        return self._kernels.multiply(x_TK, self._panels, self._outputs, self._bias_N, None)
+        return self._kernels.multiply(x_TK.contiguous(), self._panels, self._outputs, self._bias_N, None)
 
     def add(self, x_TK: torch.Tensor, residual_TN: torch.Tensor) -> torch.Tensor:
-        return self._kernels.multiply(x_TK, self._panels, self._outputs, self._bias_N, residual_TN)
+        residual_TN = residual_TN.contiguous()
+        return self._kernels.multiply(x_TK.contiguous(), self._panels, self._outputs, self._bias_N, residual_TN)
 
     def activated(self, x_TK: torch.Tensor, activation: Activation) -> torch.Tensor:
         return _FUNCTIONS[activation](self(x_TK))
