@@ -165,7 +165,7 @@ class Rig:
         return self.counters.snapshot()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something is so; fail after 5 s."""
+        """Wait until something is so; fail after 30 s."""
         with anyio.fail_after(30):
             while not condition():  # noqa: ASYNC110 -- what is waited for is plain state, which tells nobody
                 await anyio.sleep(0.002)

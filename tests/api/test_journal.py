@@ -77,6 +77,8 @@ def test_a_request_that_ends_well():
         "request_prompt_tokens": [3],
         "request_output_tokens": [4],
         "request_longest_output_tokens": [2],
+        "request_computed_prompt_tokens": [4],  # one, and three
+        "request_token_seconds": [1.5],
         "request_choices": [2],
         "request_max_tokens": [8],
     }

@@ -422,7 +422,7 @@ def test_an_audit_that_would_come_too_soon_is_made_up_for() -> None:
     thread = threading.Thread(target=rig.loop.run, daemon=True)
     rig.orders.put(Add(request(2, max_tokens=1)))
     thread.start()
-    assert audited.wait(5)
+    assert audited.wait(30)
     rig.orders.put(Stop())
     thread.join(timeout=30)
 

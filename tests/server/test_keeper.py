@@ -8,7 +8,7 @@ import anyio.lowlevel
 import pytest
 
 from tenure.process.reports import Alive, Failed, Loaded, Serving
-from tenure.server import watchdog
+from tenure.server import children, watchdog
 from tenure.server.keeper import Keeper, ServerEnded
 from tests.server.programs import Programs, nothing_left, wait_for
 from tests.tasks import run
@@ -226,8 +226,9 @@ def test_a_keeper_that_is_ended_before_it_begins(programs: Programs, how: str) -
         run(scenario)
 
 
-def test_a_child_that_is_being_started_hears_of_the_drain(programs: Programs) -> None:
+def test_a_child_that_is_being_started_hears_of_the_drain(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has nothing to finish, so it may die of it; but it is not waited for until some time-out."""
+    monkeypatch.setattr(children, "_END_TIMEOUT", 90)
     spec = programs.spec("wait_end_of_file()")
 
     async def scenario() -> None:
@@ -236,7 +237,7 @@ def test_a_child_that_is_being_started_hears_of_the_drain(programs: Programs) ->
             group.start_soon(watch.run)
             await anyio.lowlevel.checkpoint()
             watch.keeper.drain()
-            with anyio.fail_after(4):
+            with anyio.fail_after(30):
                 await watch.keeper.ended.wait()
         assert watch.ended is None
 
@@ -298,8 +299,9 @@ def test_a_child_that_does_not_go_on_is_killed_and_started_again(
         run(scenario)
 
 
-def test_killing_does_not_wait(programs: Programs) -> None:
+def test_killing_does_not_wait(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even for a child that is frozen."""
+    monkeypatch.setattr(children, "_END_TIMEOUT", 90)
     spec = programs.spec("report('Serving')\nos.kill(os.getpid(), signal.SIGSTOP)")
 
     async def scenario() -> None:
@@ -307,7 +309,7 @@ def test_killing_does_not_wait(programs: Programs) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(watch.run)
             await wait_for(lambda: programs.reports == [Serving()])
-            with anyio.fail_after(4):
+            with anyio.fail_after(30):
                 watch.keeper.kill()
                 await watch.keeper.ended.wait()
         assert watch.ended is None

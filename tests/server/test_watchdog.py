@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from tenure.process.reports import Alive, AnyReport, Loaded, Serving
+from tenure.process.reports import Alive, AnyReport, Loaded
 from tenure.server import watchdog
 from tenure.server.watchdog import Watchdog
 from tests.tasks import run, settle
@@ -16,8 +16,8 @@ from tests.wire.samples import CARD
 class Barks:
     """What a watchdog has said."""
 
-    def __init__(self, patience: float) -> None:
-        self.dog = Watchdog(patience)
+    def __init__(self, patience: float, *, loads: bool) -> None:
+        self.dog = Watchdog(patience, loads=loads)
         self.said: list[str] = []
         self.barked = anyio.Event()
 
@@ -33,8 +33,8 @@ class Barks:
 
 
 @asynccontextmanager
-async def watching(patience: float) -> AsyncIterator[Barks]:
-    barks = Barks(patience)
+async def watching(patience: float, *, loads: bool = True) -> AsyncIterator[Barks]:
+    barks = Barks(patience, loads=loads)
     async with anyio.create_task_group() as group:
         group.start_soon(barks.run)
         yield barks
@@ -46,8 +46,7 @@ def second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_SECOND_LOOK", 0.05)
 
 
-@pytest.mark.parametrize("works", [Loaded(card=CARD), Serving()])
-def test_silence_after_the_child_has_begun_to_work(works: AnyReport) -> None:
+def test_silence_after_the_model_is_loaded() -> None:
     """Before that it may take as long as it takes."""
 
     async def scenario() -> None:
@@ -55,7 +54,21 @@ def test_silence_after_the_child_has_begun_to_work(works: AnyReport) -> None:
             await barks.hear(Alive(step=0))
             await anyio.sleep(0.2)  # the silence is what is tested
             assert barks.said == []
-            await barks.hear(works)
+            await barks.hear(Loaded(card=CARD))
+            await barks.barked.wait()
+            assert barks.said == ["it has given no sign of life for 0.05 s"]
+
+    run(scenario)
+
+
+def test_silence_of_a_child_that_has_nothing_to_load() -> None:
+    """It works from its first report on, whatever it waits for before it says that it serves."""
+
+    async def scenario() -> None:
+        async with watching(0.05, loads=False) as barks:
+            await anyio.sleep(0.2)  # the silence is what is tested
+            assert barks.said == []
+            await barks.hear(Alive())
             await barks.barked.wait()
             assert barks.said == ["it has given no sign of life for 0.05 s"]
 

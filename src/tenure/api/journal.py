@@ -42,7 +42,6 @@ class Times:
     admitted: float | None = None
     first_output: float | None = None
     first_token: float | None = None
-    last_token: float = 0.0
     released: float | None = None
     """When the engine held nothing any more."""
     queue_seconds: float | None = None
@@ -55,9 +54,15 @@ class Tokens:
 
     prompt: int = 0
     cached: int = 0
+    computed: int = 0
+    """What the cache did not have of each item's prompt."""
     output: int = 0
     longest: int = 0
     """Of the item with the most output."""
+    later: int = 0
+    """All but the first of each item."""
+    later_seconds: float = 0.0
+    """From each item's first token to its last one."""
 
 
 @dataclass(slots=True)
@@ -95,7 +100,7 @@ class Journal:
         self.asked.sampling, self.asked.choices = submit.sampling, submit.n
         self.asked.pooling = submit.pooling is not None
         self.tokens.prompt += sum(map(len, submit.prompts))
-        return Watch(self, len(submit.prompts) * submit.n)
+        return Watch(self, [len(prompt) for prompt in submit.prompts for _ in range(submit.n)])
 
     def close(self, outcome: Outcome) -> None:
         """The request is over; only one that ended well has samples of its sizes."""
@@ -108,13 +113,12 @@ class Journal:
             sizes += [
                 ("request_output_tokens", self.tokens.output),
                 ("request_longest_output_tokens", self.tokens.longest),
-                ("request_computed_prompt_tokens", max(0, self.tokens.prompt - self.tokens.cached)),
+                ("request_computed_prompt_tokens", self.tokens.computed),
                 ("request_choices", self.asked.choices),
                 ("request_max_tokens", self.asked.sampling.max_tokens),
             ]
-            if self.times.first_token is not None and self.tokens.longest > 1:
-                seconds = self.times.last_token - self.times.first_token
-                sizes.append(("request_token_seconds", seconds / (self.tokens.longest - 1)))
+            if self.tokens.later:
+                sizes.append(("request_token_seconds", self.tokens.later_seconds / self.tokens.later))
         for name, size in sizes:
             self.tally.observe(name, size, self.model)
 
@@ -154,14 +158,16 @@ class Journal:
 
 
 class Watch:
-    """Of one generation with so many items; a `client.Watcher`."""
+    """Of one generation whose items have prompts of these lengths; a `client.Watcher`."""
 
-    __slots__ = ("_items", "_journal", "_last")
+    __slots__ = ("_first", "_items", "_journal", "_last", "_prompts")
 
-    def __init__(self, journal: Journal, items: int) -> None:
+    def __init__(self, journal: Journal, prompts: Sequence[int]) -> None:
         self._journal = journal
-        self._last = [0.0] * items  # when an item's newest tokens came
-        self._items = [0] * items  # tokens of each
+        self._prompts = prompts
+        self._first = [0.0] * len(prompts)  # when an item's first output came
+        self._last = [0.0] * len(prompts)  # and its newest tokens
+        self._items = [0] * len(prompts)  # tokens of each
 
     def admitted(self, now: float) -> None:
         self._journal.admitted(now)
@@ -171,10 +177,14 @@ class Watch:
         last = self._last[index]
         if not last:
             journal.first_output(now, output.tokens)
+        if not self._first[index]:
+            self._first[index] = now
             journal.tokens.cached += output.cached_tokens
+            journal.tokens.computed += self._prompts[index] - output.cached_tokens
         if output.tokens:
             if last:
                 journal.tally.observe(INTER_TOKEN_SECONDS, now - last, journal.model)
+                journal.tokens.later += len(output.tokens)
             self._last[index] = now
             self._items[index] += len(output.tokens)
         if output.finish_reason is not None:
@@ -184,5 +194,6 @@ class Watch:
         tokens = self._journal.tokens
         tokens.output += sum(self._items)
         tokens.longest = max(tokens.longest, *self._items)
-        self._journal.times.last_token = max(self._journal.times.last_token, *self._last)
+        spans = zip(self._first, self._last, strict=True)
+        tokens.later_seconds += sum(last - first for first, last in spans if last)
         self._journal.ended(ended, now)

@@ -38,13 +38,12 @@ from tenure.process.counters import SharedCounters
 from tenure.process.descriptors import allow_descriptors
 from tenure.process.lifeline import die_with_parent, end_of_file
 from tenure.process.logs import configure_logging
-from tenure.process.reports import Alive, Failed, Serving, offer_report, write_report
+from tenure.process.reports import HEARTBEAT_INTERVAL, Alive, Failed, Serving, offer_report, write_report
 from tenure.text.judge_prompt import judge_prompt
 from tenure.wire.messages import CancelledRequest, Recall
 
 logger = logging.getLogger("tenure.api")
 
-_HEARTBEAT_INTERVAL = 1.0
 _KEEP_ALIVE = 5
 _OTHER_DESCRIPTORS = 512
 """For connections that are told that there are too many, engines, files."""
@@ -201,7 +200,7 @@ async def _report_ready(fleet: Fleet, report: int) -> None:
 async def _report_alive(report: int) -> None:
     while True:
         offer_report(report, Alive())
-        await anyio.sleep(_HEARTBEAT_INTERVAL)
+        await anyio.sleep(HEARTBEAT_INTERVAL)
 
 
 async def _drain_on_signal(

@@ -1,7 +1,8 @@
 """The same figures under vLLM's names, so that its dashboards and the inference gateways of Kubernetes find them.
 
 What vLLM counts and does not exist here (adapters in use, multimodal caches, speculative drafts) is left out, but for
-`lora_requests_info`: gateways look for it, and it truly says that there is no adapter.
+`lora_requests_info`, which gateways look for, and `engine_sleep_state`, without which a dashboard takes an engine for
+down: they truly say that there is no adapter, and that an engine that answers is awake.
 """
 
 import time
@@ -81,7 +82,6 @@ def vllm_families(readings: Readings) -> Iterator[Metric]:
         measured: list[Sample] = [((model, "0"), counts) for model, counts in models.items() if model]
         yield family(_H, f"vllm:{name}", text, _LABELS, measured)
     yield _waiting_by_reason(engines)
-    yield from _prompts_by_source(engines)
     yield _sleep_state(engines)
     yield _request_success(readings)
     yield _cache_config(readings)
@@ -94,21 +94,6 @@ def _waiting_by_reason(engines: list[EngineLedger]) -> Metric:
         samples.append(((*engine_labels(engine), "capacity"), _waiting(engine)))
         samples.append(((*engine_labels(engine), "deferred"), engine.items.fetching_kv))
     return family(_G, "vllm:num_requests_waiting_by_reason", "Why sequences wait.", (*_LABELS, "reason"), samples)
-
-
-def _prompts_by_source(engines: list[EngineLedger]) -> Iterator[Metric]:
-    computed: list[Sample] = []
-    cached: list[Sample] = []
-    for engine in engines:
-        labels, found = engine_labels(engine), engine.tokens.cached
-        prompts = max(engine.figures.queried_tokens, engine.figures.prompt_tokens)  # some are not looked up
-        computed.append(((*labels, "local_compute"), prompts - found))
-        computed.append(((*labels, "local_cache_hit"), found))
-        computed.append(((*labels, "external_kv_transfer"), 0))
-        cached.append(((*labels, "device"), found))
-    labels_of = (*_LABELS, "source")
-    yield family(_C, "vllm:prompt_tokens_by_source_total", "Where prompts' keys come from.", labels_of, computed)
-    yield family(_C, "vllm:prompt_tokens_cached_by_source_total", "Of these, found in caches.", labels_of, cached)
 
 
 def _sleep_state(engines: list[EngineLedger]) -> Metric:

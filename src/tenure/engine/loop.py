@@ -139,10 +139,10 @@ class EngineLoop:
         """
         if not plan.starts:
             return
-        self._publish()
         items = self._scheduler.items_of(plan.number)[-len(plan.starts) :]
         self._figures.start(items, now)
         self._figures.look_up(sum(len(item.tokens) for item in items if self._scheduler.names.shared(item)))
+        self._publish()
 
     def _execute(self, plan: StepPlan) -> StepResult:
         """Run a step. If the executor itself fails, the requests of this step end with an error, and no others."""

@@ -34,13 +34,13 @@ from tenure.engine.ledger_report import engine_ledger
 from tenure.engine.orders import Add, Cancel, EngineSnapshot, Finish, Order, Progress, Resume, Stall
 from tenure.engine.register import Name, Register
 from tenure.outcomes import Outcome
+from tenure.process.reports import HEARTBEAT_INTERVAL
 from tenure.wire import messages as wire
 from tenure.wire.framing import Channel, FrameTooLarge, PeerGone
 from tenure.wire.outbox import Outbox, OutboxFull
 
 logger = logging.getLogger("tenure.engine")
 
-_HEARTBEAT_INTERVAL = 1.0
 _OTHER_VERSION = f"this engine speaks version {wire.PROTOCOL_VERSION} of the protocol alone"
 
 
@@ -325,4 +325,4 @@ class Switchboard:
             held = self._gate.snapshot().tokens if self._gate is not None else 0
             for connection in self._connections.values():
                 self._send(connection, wire.Heartbeat(step=step, step_age=age, outstanding_tokens=held))
-            await anyio.sleep(_HEARTBEAT_INTERVAL)
+            await anyio.sleep(HEARTBEAT_INTERVAL)

@@ -49,9 +49,16 @@ class NativeKernels:
 
     @classmethod
     def load(cls, library: Path = LIBRARY) -> "NativeKernels":
-        """Raises OSError when the library was not built, or cannot run beside this torch."""
+        """Raises OSError when the library was not built, is of another version, or cannot run beside this torch."""
         ctypes.CDLL(_torch_openmp(), mode=ctypes.RTLD_GLOBAL)
         loaded = ctypes.CDLL(str(library))
+        try:
+            return cls._of(loaded)
+        except AttributeError as error:
+            raise OSError(f"{library} is of another version: {error}") from error
+
+    @classmethod
+    def _of(cls, loaded: ctypes.CDLL) -> "NativeKernels":
         return cls(
             _function(loaded.tenure_rms_norm, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, ctypes.c_float),
             _function(loaded.tenure_silu_mul, _POINTER, _POINTER, _SIZE, _SIZE),

@@ -103,14 +103,14 @@ AVX512 static void multiply_panels(const product *p, int64_t first_panel, int64_
                                    int64_t last_tile, int64_t tiles) {
     float sums[TILE * PANEL];
     const int64_t count = last_tile - first_tile, panel_size = p->inputs * PANEL;
-    const int64_t lines = count ? (LINES_PER_UNROLL + count - 1) / count : 0;
     for (int64_t panel = first_panel; panel < last_panel; panel++) {
         const float *weights = p->panels + panel * panel_size;
         for (int64_t i = 0; i < count; i++) {
             const int64_t row = p->rows * (first_tile + i) / tiles, end = p->rows * (first_tile + i + 1) / tiles;
-            const int64_t done = i * lines; /* of LINES_PER_UNROLL */
-            const int wanted = panel + 1 < last_panel && done < LINES_PER_UNROLL;
-            const errand next = {weights + panel_size + done * (p->inputs / UNROLL) * LANES, wanted ? lines : 0};
+            /* Each tile fetches its share of the next panel. */
+            const int64_t from = LINES_PER_UNROLL * i / count, to = LINES_PER_UNROLL * (i + 1) / count;
+            const errand next = {weights + panel_size + from * (p->inputs / UNROLL) * LANES,
+                                 panel + 1 < last_panel ? to - from : 0};
             multiply_rows(end - row, p->x + row * p->inputs, p->inputs, weights, next, sums);
             write_tile(p, row, end, panel * PANEL, sums);
         }

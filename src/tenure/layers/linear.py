@@ -121,14 +121,13 @@ class NativeLinear:
 
     def __init__(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
         self._outputs = len(weight_NK)
-        self._nbytes = weight_NK.nbytes + (0 if bias_N is None else bias_N.nbytes)
         self._kernels = native.NativeKernels.load()
         self._panels = native.panels_of(weight_NK)
         self._bias_N = bias_N
 
     @property
     def nbytes(self) -> int:
-        return self._nbytes
+        return self._panels.nbytes + (0 if self._bias_N is None else self._bias_N.nbytes)
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         return self._kernels.multiply(x_TK.contiguous(), self._panels, self._outputs, self._bias_N, None)

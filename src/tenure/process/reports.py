@@ -7,6 +7,9 @@ import msgspec
 
 from tenure.wire.messages import ModelCard
 
+HEARTBEAT_INTERVAL = 1.0
+"""Seconds between a child's signs of life."""
+
 
 class Report(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Base of all reports."""

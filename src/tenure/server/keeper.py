@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import anyio
 from anyio.abc import Process
@@ -36,7 +37,7 @@ class ServerEnded(Exception):
 class Keeper:
     """Owns one child. `ended` is set once it has ended and will not be started again.
 
-    `after_death` is called after each of its lives, whatever the end. `patience` is a `Watchdog`'s.
+    `after_death` is called after each of its lives, whatever the end. `patience` and `loads` are a `Watchdog`'s.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Keeper:
         *,
         restart: bool,
         patience: float = 0.0,
+        loads: bool = True,
         after_death: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,8 +55,8 @@ class Keeper:
         self._spec = replace(spec, on_report=self._on_report)
         self._pass_on = spec.on_report
         self._restart = restart
-        self._patience = patience
-        self._watchdog = Watchdog(patience)
+        self._new_watchdog = partial(Watchdog, patience, loads=loads)
+        self._watchdog = self._new_watchdog()
         self._after_death = after_death
         self._clock = clock
         self._process: Process | None = None
@@ -90,7 +92,7 @@ class Keeper:
             self.ended.set()
 
     async def _run_once(self) -> None:
-        self._watchdog = Watchdog(self._patience)
+        self._watchdog = self._new_watchdog()
         try:
             async with running(self._spec) as process:
                 self._process = process

@@ -140,7 +140,7 @@ class Supervisor:
                 on_report=partial(self._on_worker_report, number),
             )
             bury, patience = partial(self._bury, counters, config), self._config.api_heartbeat_timeout
-            keepers.append(Keeper(spec, restart=True, patience=patience, after_death=bury))
+            keepers.append(Keeper(spec, restart=True, patience=patience, loads=False, after_death=bury))
         return keepers
 
     def _on_engine_report(self, number: int, report: AnyReport) -> None:

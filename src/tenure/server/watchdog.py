@@ -1,22 +1,27 @@
 """Finds out that a child does not go on, though it has not died: it is frozen, or a step of its does not end.
 
-A child reports once a second. Silence counts from its first report that it works, since loading a model takes as long
-as it takes. Every finding needs a second look: when the supervisor itself, or the whole machine, has stood still, the
-reports are yet to be read, and the first of them tells of a step as old as that.
+A child reports once a second. Silence counts from when it says that it works, since loading a model takes as long as it
+takes; an API process works from its first report on, whatever has become of the engines. Every finding needs a second
+look: when the supervisor itself, or the whole machine, has stood still, the reports are yet to be read, and the first
+of them tells of a step as old as that.
 """
 
 import anyio
 
-from tenure.process.reports import Alive, AnyReport, Loaded, Serving
+from tenure.process.reports import Alive, AnyReport, Loaded
 
 _SECOND_LOOK = 2.0
 
 
 class Watchdog:
-    """Watches over one life of a child. `patience`: seconds of silence, or of one step; 0 is for ever."""
+    """Watches over one life of a child. `patience`: seconds of silence, or of one step; 0 is for ever.
 
-    def __init__(self, patience: float) -> None:
+    `loads`: it has something to load before silence counts.
+    """
+
+    def __init__(self, patience: float, *, loads: bool = True) -> None:
         self._patience = patience
+        self._loads = loads
         self._works = anyio.Event()
         self._heard = anyio.Event()
         self._late_step: int | None = None
@@ -24,9 +29,9 @@ class Watchdog:
 
     def hear(self, report: AnyReport) -> None:
         """Take a report of the child."""
-        if isinstance(report, Loaded | Serving):
+        if isinstance(report, Loaded) or not self._loads:
             self._works.set()
-        elif isinstance(report, Alive):
+        if isinstance(report, Alive):
             late = report.step_age is not None and report.step_age > self._patience
             self._endless = late and report.step == self._late_step
             self._late_step = report.step if late else None
