@@ -1,8 +1,14 @@
-"""Chat through the official OpenAI client (pip install openai); start the server with `make serve` first."""
+"""Chat through the official OpenAI client (pip install openai); start the server with `make serve` first.
+
+Another server than that of `make serve` is named by `TENURE_URL`.
+"""
+
+import os
 
 from openai import OpenAI
 
-client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+SERVER = os.environ.get("TENURE_URL", "http://127.0.0.1:8000")
+client = OpenAI(base_url=f"{SERVER}/v1", api_key="none")
 
 stream = client.chat.completions.create(
     model="smollm2",

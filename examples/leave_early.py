@@ -1,14 +1,16 @@
 """Leave in the middle of an answer, and watch the ledger return to zero.
 
 Needs the official OpenAI client (pip install openai); start the server with `make serve` first.
+Another server than that of `make serve` is named by `TENURE_URL`.
 """
 
 import json
+import os
 import urllib.request
 
 from openai import OpenAI
 
-SERVER = "http://127.0.0.1:8000"
+SERVER = os.environ.get("TENURE_URL", "http://127.0.0.1:8000")
 
 
 def ledger() -> dict:

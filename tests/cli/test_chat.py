@@ -105,8 +105,8 @@ def test_no_server(tenure: Command, says) -> None:  # type: ignore[no-untyped-de
         pass
     says("hello", "hello?")
     ended = tenure("chat", "--url", server.url)
-    assert ended.code == 0
-    assert ended.output.count("no server answers there; start one with: tenure serve") == 2
+    assert ended.code == 1
+    assert ended.output.count(f"{server.url}: no server answers there; start one with: tenure serve") == 2
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "127.0.0.1:8000", "ftp://x"])

@@ -29,10 +29,11 @@ class AnswerFailed(Exception):
 
 
 def run_chat(url: str, api_key: str, *, model: str, system: str, max_tokens: int, temperature: float | None) -> int:
-    """Read lines and stream answers until end of file; returns the exit code."""
+    """Read lines and stream answers until end of file; returns the exit code, 1 when the last answer failed."""
     console = Console()
     options = {"model": model or None, "max_tokens": max_tokens, "temperature": temperature, "stream": True}
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    failed = False
     with client(url, api_key) as http:
         console.print("[dim]Ctrl-C cancels an answer, Ctrl-D ends.[/dim]")
         while (line := _ask(console)) is not None:
@@ -40,11 +41,12 @@ def run_chat(url: str, api_key: str, *, model: str, system: str, max_tokens: int
                 continue
             messages.append({"role": "user", "content": line})
             answer = _answer(console, http, {**options, "messages": messages})
+            failed = answer is None
             if answer is None:
                 messages.pop()
             else:
                 messages.append({"role": "assistant", "content": answer})
-    return 0
+    return int(failed)
 
 
 def _ask(console: Console) -> str | None:
@@ -68,7 +70,8 @@ def _answer(console: Console, http: httpx.Client, body: dict[str, Any]) -> str |
         console.print(" [dim](cancelled)[/dim]")
         return "".join(parts)
     except (AnswerFailed, httpx.HTTPError) as error:
-        console.print(explain(error), style="red", markup=False, highlight=False)
+        where = "" if isinstance(error, AnswerFailed) else f"{str(http.base_url).rstrip('/')}: "
+        console.print(f"{where}{explain(error)}", style="red", markup=False, highlight=False, soft_wrap=True)
         return None
     console.print()
     return "".join(parts)
