@@ -147,7 +147,7 @@ class EngineClient:
     ) -> list[wire.CancelledRequest] | None:
         """End requests of any API process, by id, or by label and owner; returns when the engine holds nothing of them.
 
-        Those that it knows; by id also if they have ended before. None when it does not answer in time, or is not connected.
+        Those that it knows; by id also if they have ended before. None when it does not answer in time, or is away.
         """
         if self._outbox is None:
             return None
