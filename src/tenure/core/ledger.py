@@ -31,7 +31,6 @@ class HolderKind(StrEnum):
     ITEM = "item"
     STEP = "step"
     TRANSFER = "transfer"
-    TICKET = "ticket"
 
 
 class Holder(NamedTuple):
