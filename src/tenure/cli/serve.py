@@ -24,6 +24,8 @@ _LEAST_HEARTBEAT_TIMEOUT = 1.5
 AtLeastOne = Annotated[int, whole(1)]
 Processes = Annotated[int, whole(1, 256)]
 Seconds = Annotated[float, real(0)]
+Edge = Annotated[EdgeOptions, Parameter(name="*", group="HTTP: access and limits")]
+Observe = Annotated[ObserveOptions, Parameter(name="*", group="Logs, metrics, traces")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +36,9 @@ class ServeOptions:
     """Address to listen on."""
     port: Annotated[int, whole(0, 65535)] = 8000
     """Port to listen on; 0 takes a free one."""
-    served_model_name: Annotated[list[str], Parameter(consume_multiple=True)] = field(default_factory=list)
+    served_model_name: Annotated[list[str], Parameter(consume_multiple=True, negative="")] = field(default_factory=list)
     """Names of the model, the first of which is used in replies. For a server with one model."""
-    task: Annotated[list[str], Parameter(consume_multiple=True)] = field(default_factory=list)
+    task: Annotated[list[str], Parameter(consume_multiple=True, negative="")] = field(default_factory=list)
     """What a model is used for, as [NAME=]TASK, where its files do not say it: generate, embed, token_embed (late
     interaction), classify, score."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -77,8 +79,8 @@ class ServeOptions:
     """Most tokens of an input that is embedded in chunks."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Order of waiting requests: as they came, whatever `priority` they ask for, or by priority, lower first."""
-    edge: Annotated[EdgeOptions, Parameter(name="*")] = field(default_factory=EdgeOptions)
-    observe: Annotated[ObserveOptions, Parameter(name="*")] = field(default_factory=ObserveOptions)
+    edge: Edge = field(default_factory=EdgeOptions)
+    observe: Observe = field(default_factory=ObserveOptions)
     api_server_count: Processes = 1
     """Processes that serve HTTP, all on the one port."""
     data_parallel_size: Processes = 1
