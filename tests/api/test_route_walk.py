@@ -129,9 +129,8 @@ async def walking() -> AsyncIterator[Walk]:
     limits, engine = HttpLimits(), HeldEngine()
     context = Rig(profile=ALL, tokenizer=ByteTokenizer(True, True), engine=engine).context
     schema = CounterSchema(workers=1, routes=TABLE.work_paths(), models=("tiny",))
-    with closing(SharedCounters.create(schema)) as counters:
+    with closing(SharedCounters.create(schema)) as counters, socket.create_server(("127.0.0.1", 0)) as listener:
         guard = build_app(context, counters.worker(0), limits)
-        listener = socket.create_server(("127.0.0.1", 0))
         server = _Server(uvicorn.Config(guard, http=http_protocol(limits), ws="none", log_config=None, lifespan="off"))
         walk = Walk(listener.getsockname()[1], guard, counters, engine)
         async with anyio.create_task_group() as group:
