@@ -26,6 +26,7 @@ from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
 from tenure.wire.framing import Channel, PeerGone
 from tenure.wire.outbox import Outbox, OutboxFull
+from tenure.wire.sockets import connect
 
 logger = logging.getLogger("tenure.client")
 
@@ -201,7 +202,7 @@ class EngineClient:
         """Keep the connection up until cancelled."""
         while True:
             try:
-                stream = await anyio.connect_unix(self._path)
+                stream = await connect(self._path)
             except OSError as error:
                 logger.debug("engine at %s: %s", self._path, error)
                 await anyio.sleep(_RECONNECT_AFTER)

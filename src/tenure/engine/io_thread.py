@@ -17,6 +17,7 @@ from tenure.engine.orders import EngineSnapshot, Order, Progress, Stop
 from tenure.engine.pulse import Pulse
 from tenure.engine.switchboard import Beat, Switchboard, unheard
 from tenure.process.lifeline import end_of_file
+from tenure.wire import sockets
 from tenure.wire.messages import ModelCard
 
 logger = logging.getLogger("tenure.engine")
@@ -119,10 +120,13 @@ class IOThread:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
-        listener = await anyio.abc.SocketListener.from_socket(self._listener)
-        async with listener, anyio.create_task_group() as group:
+        with self._listener:
+            await self._serve()
+
+    async def _serve(self) -> None:
+        async with anyio.create_task_group() as group:
             self._scope = group.cancel_scope
-            group.start_soon(listener.serve, self._switchboard.serve)
+            group.start_soon(sockets.serve, self._listener, self._switchboard.serve)
             group.start_soon(self._switchboard.heartbeat, lambda: self._progress(), self._beat)
             group.start_soon(self._deliver)
             group.start_soon(self._watch_lifeline)

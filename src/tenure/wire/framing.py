@@ -12,12 +12,12 @@ import msgspec
 from anyio.abc import ByteStream
 
 from tenure.errors import ResourceError
+from tenure.wire.sockets import READ_BYTES
 
 Received = TypeVar("Received")
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 _HEADER = struct.Struct(">I")
-_READ_BYTES = 256 * 1024
 
 
 class PeerGone(ResourceError):
@@ -67,7 +67,7 @@ class Channel(Generic[Received]):
             if messages:
                 return messages
             try:
-                self._buffer += await self._stream.receive(_READ_BYTES)
+                self._buffer += await self._stream.receive(READ_BYTES)
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
                 raise PeerGone("the other side is gone") from error
 

@@ -1,0 +1,86 @@
+"""Unix stream sockets of which every wait may be cancelled at any moment.
+
+anyio's own set the result of a future that is already cancelled when a wait ends in the same turn of the event loop in
+which its socket becomes ready, as happens whenever a peer dies; `wait_readable` and `wait_writable` are free of that.
+"""
+
+import socket
+from collections.abc import Awaitable, Callable
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import ByteStream
+
+READ_BYTES = 256 * 1024
+
+
+class SocketStream(ByteStream):
+    """A connected socket, which this object owns. One task may receive, and one may send, at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+
+    async def receive(self, max_bytes: int = READ_BYTES) -> bytes:
+        await anyio.lowlevel.checkpoint()
+        while True:
+            try:
+                data = self._socket.recv(max_bytes)
+            except BlockingIOError:
+                await anyio.wait_readable(self._socket)
+            except OSError as error:
+                raise self._fault() from error
+            else:
+                if not data:
+                    raise anyio.EndOfStream
+                return data
+
+    async def send(self, item: bytes) -> None:
+        await anyio.lowlevel.checkpoint()
+        with memoryview(item) as view:
+            sent = 0
+            while sent < len(view):
+                try:
+                    sent += self._socket.send(view[sent:])
+                except BlockingIOError:
+                    await anyio.wait_writable(self._socket)
+                except OSError as error:
+                    raise self._fault() from error
+
+    async def send_eof(self) -> None:
+        self._socket.shutdown(socket.SHUT_WR)
+
+    async def aclose(self) -> None:
+        """Who waits for the socket gets anyio's ClosedResourceError."""
+        if self._socket.fileno() >= 0:
+            anyio.notify_closing(self._socket)
+            self._socket.close()
+
+    def _fault(self) -> Exception:
+        return anyio.ClosedResourceError() if self._socket.fileno() < 0 else anyio.BrokenResourceError()
+
+
+async def connect(path: str) -> SocketStream:
+    """Connect to the Unix socket at `path`; raises OSError, also while its backlog is full."""
+    await anyio.lowlevel.checkpoint()
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.setblocking(False)
+        connection.connect(path)  # on a Unix socket it succeeds or fails at once
+    except BaseException:
+        connection.close()
+        raise
+    return SocketStream(connection)
+
+
+async def serve(listener: socket.socket, handler: Callable[[SocketStream], Awaitable[None]]) -> None:
+    """Have `handler` serve each connection in a task of its own, until cancelled."""
+    listener.setblocking(False)
+    async with anyio.create_task_group() as group:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except BlockingIOError:
+                await anyio.wait_readable(listener)
+            else:
+                group.start_soon(handler, SocketStream(connection))
