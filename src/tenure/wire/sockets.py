@@ -5,7 +5,8 @@ which its socket becomes ready, as happens whenever a peer dies; `wait_readable`
 """
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -73,7 +74,7 @@ async def connect(path: str) -> SocketStream:
     return SocketStream(connection)
 
 
-async def serve(listener: socket.socket, handler: Callable[[SocketStream], Awaitable[None]]) -> None:
+async def serve(listener: socket.socket, handler: Callable[[SocketStream], Coroutine[Any, Any, None]]) -> None:
     """Have `handler` serve each connection in a task of its own, until cancelled."""
     listener.setblocking(False)
     async with anyio.create_task_group() as group:
