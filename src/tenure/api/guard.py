@@ -99,7 +99,7 @@ class Guard:
             visit.scope.cancel()
 
     def recall(self, names: Recall) -> list[CancelledRequest]:
-        """End what is named and has not come to an engine yet."""
+        """End what is named and was not admitted by an engine yet."""
         return recall(self._open, names)
 
     async def wait_empty(self) -> None:

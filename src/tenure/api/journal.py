@@ -72,12 +72,8 @@ class Asked:
     sampling: SamplingParams | None = None
     choices: int = 1
     generations: int = 0
+    """Those that an engine has admitted."""
     pooling: bool = False
-
-    @property
-    def submitted(self) -> bool:
-        """An engine has been asked."""
-        return self.sampling is not None
 
 
 @dataclass(slots=True)

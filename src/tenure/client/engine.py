@@ -54,7 +54,7 @@ class EngineClient:
     `heartbeat_timeout`: seconds of silence after which the engine is taken for dead; 0 waits for ever. `step_timeout`:
     seconds after which an engine whose step does not end is taken for dead; 0 waits for ever.
     `on_cancelled` is told how long each cancel took until the engine held nothing of the request. `recall` ends what is
-    named and was not submitted to an engine yet, and says what that was.
+    named and was not admitted by an engine yet, and says what that was.
     """
 
     def __init__(

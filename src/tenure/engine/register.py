@@ -2,7 +2,7 @@
 
     enter --> live --leave--> ended, remembered until `REMEMBERED` others have ended
 
-A question (`CancelByName`) is passed on to all API processes (`Recall`), which end what no engine has been asked for
+A question (`CancelByName`) is passed on to all API processes (`Recall`), which end what no engine has admitted
 yet. Each one's answer comes after all that it has submitted, so the names are looked up once more then, and no request
 slips through. The question waits for these answers, though no longer than `PATIENCE` (a process may have been stopped),
 and for all requests that it is to end; it is answered when the last of them has left.

@@ -1,0 +1,101 @@
+"""What is named in a cancel and was not admitted by any engine ends here, wherever it is on its way to one."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import httpx
+import pytest
+
+from tenure.outcomes import Outcome
+from tenure.wire.messages import CancelledRequest, Recall, Submit
+from tests.api.generation_rig import FakeEngine, FakeHandle, Rig
+from tests.tasks import run
+
+BODY = {"prompt": "hi"}
+
+
+class Slow(FakeEngine):
+    """Waits for `go_on` before it answers a request, or once it has admitted it."""
+
+    def __init__(self, *, admits_first: bool) -> None:
+        super().__init__()
+        self.reached, self.go_on = anyio.Event(), anyio.Event()
+        self._admits_first = admits_first
+
+    @asynccontextmanager
+    async def open(self, submit: Submit) -> AsyncIterator[FakeHandle]:
+        if not self._admits_first:
+            await self._wait()
+        async with super().open(submit) as handle:
+            yield handle
+            if self._admits_first:
+                await self._wait()
+
+    async def _wait(self) -> None:
+        self.reached.set()
+        await self.go_on.wait()
+
+
+async def recalled(engine: Slow, names: Recall, *, then: bool) -> tuple[httpx.Response, list[CancelledRequest], Rig]:
+    """The reply to a request that is named while `engine` has it; with `then` the engine goes on afterwards."""
+    rig = Rig(engine=engine)
+    replies: list[httpx.Response] = []
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(rig.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            replies.append(await client.post("/v1/completions", json=BODY, headers={"X-Request-Id": "mine"}))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        await engine.reached.wait()
+        ended = rig.app.recall(names)
+        if then:
+            engine.go_on.set()
+    assert rig.counts.open == engine.open_scopes == 0
+    return replies[0], ended, rig
+
+
+def check_ended(reply: httpx.Response, ended: list[CancelledRequest], rig: Rig) -> None:
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "aborted")
+    assert ended == [CancelledRequest(reply.headers["x-tenure-request-id"], Outcome.ABORTED, 0.0)]
+    assert rig.counts.outcomes == {"aborted": 1}
+
+
+def test_while_an_engine_is_being_asked() -> None:
+    """It may refuse, and the next engine have dealt with the names already: so nobody is asked any more."""
+
+    async def scenario() -> None:
+        engine = Slow(admits_first=False)
+        reply, ended, rig = await recalled(engine, Recall(sequence=1, ids=[], labels=["mine"], owner=""), then=False)
+        check_ended(reply, ended, rig)
+        assert engine.submitted == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        Recall(sequence=1, ids=["cmpl-other"], labels=[], owner=""),
+        Recall(sequence=1, ids=["mine"], labels=["other"], owner=""),
+        Recall(sequence=1, ids=[], labels=["mine"], owner="somebody else"),
+    ],
+)
+def test_others_go_on(names: Recall) -> None:
+    async def scenario() -> None:
+        reply, ended, _ = await recalled(Slow(admits_first=False), names, then=True)
+        assert (reply.status_code, ended) == (200, [])
+
+    run(scenario)
+
+
+def test_what_an_engine_has_admitted_is_its_own_to_end() -> None:
+    async def scenario() -> None:
+        names = Recall(sequence=1, ids=[], labels=["mine"], owner="")
+        reply, ended, rig = await recalled(Slow(admits_first=True), names, then=True)
+        assert (reply.status_code, ended) == (200, [])
+        assert rig.counts.outcomes == {"ok": 1}
+
+    run(scenario)
