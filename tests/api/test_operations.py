@@ -6,7 +6,7 @@ import re
 import msgspec
 import pytest
 
-from tenure.api.app import DESCRIPTIONS, route_table
+from tenure.api.app import route_table
 from tenure.client import Fleet, Served
 from tenure.wire import messages as wire
 from tests.api.generation_rig import FakeEngine, Rig
@@ -196,7 +196,6 @@ def test_the_duration_of_a_request_is_noted_however_it_ends(rig):
 def test_every_route_is_described(rig):
     document = rig.request("GET", "/openapi.json").json()
     assert document["openapi"] == "3.1.0"
-    assert {route.path for route in route_table().routes} == set(DESCRIPTIONS)
     for route in route_table().routes:
         operations = document["paths"][route.path.replace(":path", "")]
         assert set(operations) == {method.lower() for method in route.methods}

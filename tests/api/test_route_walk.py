@@ -20,7 +20,7 @@ from tenure.api.http_protocol import http_protocol
 from tenure.api.routes import Route
 from tenure.config import HttpLimits
 from tenure.models.profile import ModelProfile, Scoring
-from tenure.process.counters import CounterSchema, SharedCounters
+from tenure.process.counters import WORK_PATHS, CounterSchema, SharedCounters
 from tenure.wire.messages import Submit
 from tests.api.generation_rig import ByteTokenizer, FakeEngine, FakeHandle, Rig, say_hello
 from tests.api.pooling_rig import LABELS, SIZE, answers, classify, embed
@@ -203,6 +203,10 @@ def test_what_is_no_work_is_not_counted(route, method):
             await walk.at_rest()
 
     run(scenario)
+
+
+def test_all_processes_count_the_same_routes() -> None:
+    assert TABLE.work_paths() == WORK_PATHS
 
 
 @pytest.mark.parametrize("paths", ALIASES, ids="=".join)

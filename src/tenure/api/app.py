@@ -1,12 +1,11 @@
-"""The HTTP application as a value: the route table, what it says of itself, and the guard around it."""
+"""The HTTP application as a value: the route table and the guard around it."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 from starlette.types import ASGIApp
 
-from tenure.api import operations, pooling_routes
+from tenure.api import operations
 from tenure.api.cancel_routes import CancelledReplies, CancelledReply, CancelRequests, cancel_many, cancel_one
 from tenure.api.chat_types import ChatRequest
 from tenure.api.cohere_embed import EmbedReply, EmbedRequest, EmbedV1Reply
@@ -26,10 +25,11 @@ from tenure.api.errors import Dialect
 from tenure.api.generation_routes import chat_completions, completions
 from tenure.api.guard import Guard
 from tenure.api.journal import Tally
-from tenure.api.openapi import Describe, build_document
+from tenure.api.openapi import build_document
+from tenure.api.pooling_routes import classify, embed_v1, embed_v2, embeddings, pooling
 from tenure.api.reporting import Reporter
 from tenure.api.response_types import ChatChunk, ChatCompletion, Completion, CompletionChunk
-from tenure.api.routes import Route, RouteTable
+from tenure.api.routes import Description, Handler, Route, RouteTable
 from tenure.api.score_routes import META_PATH, rerank, score
 from tenure.api.score_types import RerankReply, RerankRequest, ScoreReply, ScoreRequest
 from tenure.api.tokenize_routes import (
@@ -41,79 +41,70 @@ from tenure.api.tokenize_routes import (
     tokenize,
 )
 from tenure.config import CorsConfig, HttpLimits, KeyRing
-from tenure.process.counters import CounterSchema
 
 
 def route_table() -> RouteTable:
     """Every route that there is."""
-    return RouteTable(
-        (
-            Route("/v1/chat/completions", ("POST",), chat_completions, "chatcmpl-", work=True, body=True),
-            Route("/v1/completions", ("POST",), completions, "cmpl-", work=True, body=True),
-            Route("/v1/embeddings", ("POST",), pooling_routes.embeddings, "embd-", work=True, body=True),
-            Route("/v1/embed", ("POST",), pooling_routes.embed_v1, "embd-", work=True, body=True),
-            Route("/v2/embed", ("POST",), pooling_routes.embed_v2, "embd-", work=True, body=True),
-            Route("/pooling", ("POST",), pooling_routes.pooling, "pool-", work=True, body=True),
-            Route("/classify", ("POST",), pooling_routes.classify, "classify-", work=True, body=True),
-            Route("/tokenize", ("POST",), tokenize, body=True),
-            Route("/detokenize", ("POST",), detokenize, body=True),
-            Route("/score", ("POST",), score, "score-", work=True, body=True),
-            Route("/v1/score", ("POST",), score, "score-", work=True, body=True),
-            *(
-                Route(path, ("POST",), rerank, "score-", work=True, body=True, dialect=Dialect.RERANK)
-                for path in ("/rerank", "/v1/rerank", META_PATH)
-            ),
-            Route("/v1/requests/{id}/cancel", ("POST",), cancel_one),
-            Route("/v1/requests/cancel", ("POST",), cancel_many, body=True),
-            Route("/v1/models", ("GET",), operations.list_models),
-            Route("/v1/models/{model:path}", ("GET",), operations.show_model),
-            Route("/health", ("GET",), operations.health, open_without_key=True),
-            Route("/ready", ("GET",), operations.ready, open_without_key=True),
-            Route("/ping", ("GET", "POST"), operations.health, open_without_key=True),
-            Route("/version", ("GET",), operations.version, open_without_key=True),
-            Route("/load", ("GET",), operations.load),
-            Route("/ledger", ("GET",), operations.ledger),
-            Route("/metrics", ("GET",), operations.metrics),
-            Route("/openapi.json", ("GET",), operations.openapi),
-            Route("/docs", ("GET",), operations.docs),
-        )
-    )
+    return RouteTable((*_WORK, *_TOOLS, *_OPERATIONS))
 
 
-def counter_schema(models: Sequence[str], workers: int) -> CounterSchema:
-    """What the processes of a server count; equal in all of them."""
-    return CounterSchema(workers=workers, routes=route_table().work_paths(), models=tuple(models))
+def _work(path: str, handler: Handler, id_prefix: str, about: Description, dialect: Dialect = Dialect.PLAIN) -> Route:
+    return Route(path, ("POST",), handler, id_prefix, work=True, body=True, dialect=dialect, about=about)
 
 
-DESCRIPTIONS: Mapping[str, Describe] = {
-    "/v1/chat/completions": Describe("Answer a conversation.", ChatRequest, ChatCompletion, ChatChunk),
-    "/v1/completions": Describe("Continue prompts.", CompletionRequest, Completion, CompletionChunk),
-    "/v1/embeddings": Describe("Embed texts.", EmbeddingRequest, Embeddings),
-    "/v1/embed": Describe("Embed texts, as Cohere's first API does.", EmbedRequest, EmbedV1Reply),
-    "/v2/embed": Describe("Embed texts, as Cohere's API does.", EmbedRequest, EmbedReply),
-    "/pooling": Describe("Whatever vectors the model has.", PoolingRequest, PooledReply),
-    "/classify": Describe("Classify texts.", ClassifyRequest, Classification),
-    "/tokenize": Describe("Token ids of a text or a conversation.", TokenizeRequest, TokenizeReply, unready=True),
-    "/detokenize": Describe("The text of token ids.", DetokenizeRequest, DetokenizeReply, unready=True),
-    "/score": Describe("Score pairs of texts.", ScoreRequest, ScoreReply),
-    "/v1/score": Describe("The same as /score.", ScoreRequest, ScoreReply),
-    "/rerank": Describe("Order documents by how well they fit a query.", RerankRequest, RerankReply),
-    "/v1/rerank": Describe("The same as /rerank.", RerankRequest, RerankReply),
-    "/v2/rerank": Describe("The same as /rerank, with `meta` in the answer.", RerankRequest, RerankReply),
-    "/v1/requests/{id}/cancel": Describe("End a request by its id.", response=CancelledReply),
-    "/v1/requests/cancel": Describe("End requests by ids or labels.", CancelRequests, CancelledReplies),
-    "/v1/models": Describe("List the models.", response=operations.ModelList),
-    "/v1/models/{model:path}": Describe("Show one model.", response=operations.ModelEntry),
-    "/health": Describe("Liveness: the server runs."),
-    "/ready": Describe("Readiness: every engine admits requests.", unready=True),
-    "/ping": Describe("The same as /health."),
-    "/version": Describe("The server's version.", response=operations.VersionReply),
-    "/load": Describe("How many work requests are open.", response=operations.LoadReply),
-    "/ledger": Describe("Who holds what.", response=operations.LedgerReply),
-    "/metrics": Describe("Prometheus metrics.", media_type="text/plain"),
-    "/openapi.json": Describe("This document."),
-    "/docs": Describe("A page that shows this document.", media_type="text/html"),
-}
+def _rerank(path: str, summary: str) -> Route:
+    return _work(path, rerank, "score-", Description(summary, RerankRequest, RerankReply), Dialect.RERANK)
+
+
+def _get(path: str, handler: Handler, about: Description) -> Route:
+    return Route(path, ("GET",), handler, about=about)
+
+
+def _open(path: str, handler: Handler, about: Description, methods: tuple[str, ...] = ("GET",)) -> Route:
+    return Route(path, methods, handler, open_without_key=True, about=about)
+
+
+_CHAT = Description("Answer a conversation.", ChatRequest, ChatCompletion, ChatChunk)
+_COMPLETE = Description("Continue prompts.", CompletionRequest, Completion, CompletionChunk)
+_EMBED_V1 = Description("Embed texts, as Cohere's first API does.", EmbedRequest, EmbedV1Reply)
+_TOKENIZE = Description("Token ids of a text or a conversation.", TokenizeRequest, TokenizeReply, unready=True)
+_DETOKENIZE = Description("The text of token ids.", DetokenizeRequest, DetokenizeReply, unready=True)
+_CANCEL = Description("End a request by its id.", response=CancelledReply)
+_CANCEL_MANY = Description("End requests by ids or labels.", CancelRequests, CancelledReplies)
+
+_WORK = (
+    _work("/v1/chat/completions", chat_completions, "chatcmpl-", _CHAT),
+    _work("/v1/completions", completions, "cmpl-", _COMPLETE),
+    _work("/v1/embeddings", embeddings, "embd-", Description("Embed texts.", EmbeddingRequest, Embeddings)),
+    _work("/v1/embed", embed_v1, "embd-", _EMBED_V1),
+    _work("/v2/embed", embed_v2, "embd-", Description("Embed texts, as Cohere's API does.", EmbedRequest, EmbedReply)),
+    _work("/pooling", pooling, "pool-", Description("Whatever vectors the model has.", PoolingRequest, PooledReply)),
+    _work("/classify", classify, "classify-", Description("Classify texts.", ClassifyRequest, Classification)),
+    _work("/score", score, "score-", Description("Score pairs of texts.", ScoreRequest, ScoreReply)),
+    _work("/v1/score", score, "score-", Description("The same as /score.", ScoreRequest, ScoreReply)),
+    _rerank("/rerank", "Order documents by how well they fit a query."),
+    _rerank("/v1/rerank", "The same as /rerank."),
+    _rerank(META_PATH, "The same as /rerank, with `meta` in the answer."),
+)
+_TOOLS = (
+    Route("/tokenize", ("POST",), tokenize, body=True, about=_TOKENIZE),
+    Route("/detokenize", ("POST",), detokenize, body=True, about=_DETOKENIZE),
+    Route("/v1/requests/{id}/cancel", ("POST",), cancel_one, about=_CANCEL),
+    Route("/v1/requests/cancel", ("POST",), cancel_many, body=True, about=_CANCEL_MANY),
+)
+_OPERATIONS = (
+    _get("/v1/models", operations.list_models, Description("List the models.", response=operations.ModelList)),
+    _get("/v1/models/{model:path}", operations.show_model, Description("Show one.", response=operations.ModelEntry)),
+    _open("/health", operations.health, Description("Liveness: the server runs.")),
+    _open("/ready", operations.ready, Description("Readiness: every engine admits requests.", unready=True)),
+    _open("/ping", operations.health, Description("The same as /health."), ("GET", "POST")),
+    _open("/version", operations.version, Description("The server's version.", response=operations.VersionReply)),
+    _get("/load", operations.load, Description("How many work requests are open.", response=operations.LoadReply)),
+    _get("/ledger", operations.ledger, Description("Who holds what.", response=operations.LedgerReply)),
+    _get("/metrics", operations.metrics, Description("Prometheus metrics.", media_type="text/plain")),
+    _get("/openapi.json", operations.openapi, Description("This document.")),
+    _get("/docs", operations.docs, Description("A page that shows this document.", media_type="text/html")),
+)
 
 
 def build_app(
@@ -133,5 +124,5 @@ def build_app(
 
 def build_inner(context: AppContext, routes: RouteTable, limits: HttpLimits) -> ASGIApp:
     """Return what the guard runs; middleware may go around it."""
-    document = build_document(routes.routes, DESCRIPTIONS, context.settings.version, context.settings.root_path)
+    document = build_document(routes.routes, context.settings.version, context.settings.root_path)
     return Dispatcher(replace(context, document=msgspec.json.encode(document)), limits)

@@ -21,7 +21,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tenure import __version__
-from tenure.api.app import build_app, counter_schema
+from tenure.api.app import build_app
 from tenure.api.context import AppContext
 from tenure.api.cors import say_whose_pages
 from tenure.api.guard import Guard
@@ -34,7 +34,7 @@ from tenure.config import ApiConfig, HttpLimits, ReportConfig, TlsConfig, read_c
 from tenure.errors import TenureError
 from tenure.models.config import read_sampling_defaults
 from tenure.models.profile import read_profile
-from tenure.process.counters import SharedCounters
+from tenure.process.counters import CounterSchema, SharedCounters
 from tenure.process.descriptors import allow_descriptors
 from tenure.process.lifeline import die_with_parent, end_of_file
 from tenure.process.logs import configure_logging
@@ -71,7 +71,7 @@ def main() -> None:
     except TenureError as error:
         write_report(report, Failed(message=str(error)))
         sys.exit(1)
-    shared = SharedCounters.attach(counters, counter_schema(config.model_names, config.workers))
+    shared = SharedCounters.attach(counters, CounterSchema(workers=config.workers, models=config.model_names))
     with _reporting(config.report) as reporter:
         serve = partial(_serve, config, texts, socket.socket(fileno=listener), shared, report, reporter)
         anyio.run(serve, backend_options={"use_uvloop": True})

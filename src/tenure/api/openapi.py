@@ -2,14 +2,13 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from tenure.api.errors import Dialect
 from tenure.api.ranges import INT64_MAX, INT64_MIN, RANGES, Range
-from tenure.api.routes import Route
+from tenure.api.routes import Description, Route
 
 _WORK_ERRORS = (400, 401, 404, 405, 408, 409, 413, 415, 429, 431, 500, 503, 504)
 _PLAIN_ERRORS = (400, 401, 404, 405, 408, 429, 431, 500)
@@ -54,35 +53,19 @@ class RerankErrorEnvelope(ErrorEnvelope, frozen=True, kw_only=True):
 _ENVELOPES: Mapping[Dialect, type] = {Dialect.PLAIN: ErrorEnvelope, Dialect.RERANK: RerankErrorEnvelope}
 
 
-@dataclass(frozen=True)
-class Describe:
-    """What the document says of one path beyond the route table."""
-
-    summary: str
-    request: type | None = None
-    response: type | None = None
-    chunk: type | None = None
-    """The event of a streamed answer."""
-    media_type: str = "application/json"
-    unready: bool = False
-    """May answer 503 though it is no work route."""
-
-
-def build_document(
-    routes: Sequence[Route], descriptions: Mapping[str, Describe], version: str, root_path: str = ""
-) -> dict[str, Any]:
-    """Return the document; routes without a description are left out. `root_path` is the prefix behind a proxy."""
-    shown = [route for route in routes if route.path in descriptions]
-    types = {kind for route in shown for kind in _types(descriptions[route.path])} | set(_ENVELOPES.values())
+def build_document(routes: Sequence[Route], version: str, root_path: str = "") -> dict[str, Any]:
+    """Return the document of the routes that have a description. `root_path` is the prefix behind a proxy."""
+    types = {kind for route in routes if route.about for kind in _types(route.about)} | set(_ENVELOPES.values())
     ordered = sorted(types, key=lambda kind: kind.__name__)
     schemas, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     references = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for route in shown:
-        described = descriptions[route.path]
+    for route in routes:
+        if route.about is None:
+            continue
         operations = paths.setdefault(re.sub(r":path\}", "}", route.path), {})
         for method in route.methods:
-            operations[method.lower()] = _operation(route, method, described, references)
+            operations[method.lower()] = _operation(route, method, route.about, references)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Tenure", "version": version, "description": "An inference server for language models."},
@@ -98,48 +81,48 @@ def build_document(
     }
 
 
-def _types(described: Describe) -> Iterable[type]:
-    return (kind for kind in (described.request, described.response, described.chunk) if kind is not None)
+def _types(about: Description) -> Iterable[type]:
+    return (kind for kind in (about.request, about.response, about.chunk) if kind is not None)
 
 
-def _operation(route: Route, method: str, described: Describe, references: Mapping[type, Any]) -> dict[str, Any]:
+def _operation(route: Route, method: str, about: Description, references: Mapping[type, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{route.path}").strip("_"),
-        "summary": described.summary,
-        "responses": {"200": _success(described, references), **_failures(route, described, references)},
+        "summary": about.summary,
+        "responses": {"200": _success(about, references), **_failures(route, about, references)},
     }
     names = re.findall(r"\{(\w+)(?::path)?\}", route.path)
     if names:
         schema = {"type": "string"}
         operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
-    if described.request is not None:
-        content = {"application/json": {"schema": references[described.request]}}
+    if about.request is not None:
+        content = {"application/json": {"schema": references[about.request]}}
         operation["requestBody"] = {"required": True, "content": content}
     if not route.open_without_key:
         operation["security"] = [{}, {"bearer": []}, {"header": []}]
     return operation
 
 
-def _success(described: Describe, references: Mapping[type, Any]) -> dict[str, Any]:
+def _success(about: Description, references: Mapping[type, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
-    if described.response is not None:
-        content[described.media_type] = {"schema": references[described.response]}
-    elif described.media_type != "application/json":
-        content[described.media_type] = {"schema": {"type": "string"}}
-    if described.chunk is not None:
-        name = described.chunk.__name__
+    if about.response is not None:
+        content[about.media_type] = {"schema": references[about.response]}
+    elif about.media_type != "application/json":
+        content[about.media_type] = {"schema": {"type": "string"}}
+    if about.chunk is not None:
+        name = about.chunk.__name__
         text = f"Server-sent events: each `data:` line holds a {name}, the last one `[DONE]`."
         content["text/event-stream"] = {"schema": {"type": "string", "description": text}}
     return {"description": "Success.", **({"content": content} if content else {})}
 
 
-def _failures(route: Route, described: Describe, references: Mapping[type, Any]) -> dict[str, Any]:
+def _failures(route: Route, about: Description, references: Mapping[type, Any]) -> dict[str, Any]:
     statuses = set(_WORK_ERRORS if route.work else _PLAIN_ERRORS)
     if route.open_without_key:
         statuses.discard(401)
     if route.body:
         statuses |= {413, 415}
-    if described.unready:
+    if about.unready:
         statuses.add(503)
     failures: dict[str, Any] = {}
     for status in sorted(statuses):

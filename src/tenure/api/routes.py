@@ -14,6 +14,20 @@ Handler = Callable[["Call"], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
+class Description:
+    """What the OpenAPI document says of a route."""
+
+    summary: str
+    request: type | None = None
+    response: type | None = None
+    chunk: type | None = None
+    """The event of a streamed answer."""
+    media_type: str = "application/json"
+    unready: bool = False
+    """May answer 503 though it is no work route."""
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """One row. Aliases are further rows with the same handler.
 
@@ -32,6 +46,7 @@ class Route:
     """Takes a JSON body: media type, size, nesting and time are checked before the handler runs."""
     dialect: Dialect = Dialect.PLAIN
     """Of its errors, those of the guard included."""
+    about: Description | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,21 @@ from tenure.wire.messages import HistogramCounts
 _OUTCOMES = tuple(Outcome)
 _CELL_BYTES = 8
 UNKNOWN_MODEL = ""
+WORK_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/embed",
+    "/v2/embed",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+)
+"""What the server counts as work: the paths of the work routes."""
 
 CANCEL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 FIRST_TOKEN_BUCKETS = (
@@ -77,7 +92,7 @@ class CounterSchema:
     """What is counted; fixed at start and equal in all processes."""
 
     workers: int
-    routes: tuple[str, ...]
+    routes: tuple[str, ...] = WORK_PATHS
     models: tuple[str, ...] = ()
     histograms: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: DEFAULT_HISTOGRAMS)
     """The upper bounds of each histogram's buckets, in the unit that ends its name."""

@@ -25,10 +25,9 @@ from tempfile import TemporaryDirectory
 import anyio
 import msgspec
 
-from tenure.api.app import counter_schema
 from tenure.config import ApiConfig, ServeConfig
 from tenure.errors import ResourceError
-from tenure.process.counters import SharedCounters
+from tenure.process.counters import CounterSchema, SharedCounters
 from tenure.process.logs import announce
 from tenure.process.reports import AnyReport, Loaded, Serving
 from tenure.server.children import ChildSpec
@@ -84,7 +83,7 @@ class Supervisor:
     async def _run(self, stack: AsyncExitStack) -> None:
         listener = stack.enter_context(listening(self._config.host, self._config.port))
         self._address = address_of(listener, "http" if self._config.api.tls is None else "https")
-        schema = counter_schema(self._config.api.model_names, self._config.api.workers)
+        schema = CounterSchema(workers=self._config.api.workers, models=self._config.api.model_names)
         counters = stack.enter_context(closing(SharedCounters.create(schema)))
         directory = stack.enter_context(TemporaryDirectory(prefix="tenure-"))
         signals = stack.enter_context(anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
