@@ -91,6 +91,17 @@ def test_others_go_on(names: Recall) -> None:
     run(scenario)
 
 
+def test_what_has_ended_is_remembered_by_its_id() -> None:
+    rig = Rig()
+    known = rig.post("/v1/completions", BODY, {"X-Request-Id": "mine"}).headers["x-tenure-request-id"]
+    refused = rig.complete(prompt=None).headers["x-tenure-request-id"]
+    names = Recall(sequence=1, ids=[known, "cmpl-other", refused], labels=["mine"], owner="")
+    assert rig.app.recall(names) == [
+        CancelledRequest(known, Outcome.OK, 0.0),
+        CancelledRequest(refused, Outcome.INVALID, 0.0),
+    ]
+
+
 def test_what_an_engine_has_admitted_is_its_own_to_end() -> None:
     async def scenario() -> None:
         names = Recall(sequence=1, ids=[], labels=["mine"], owner="")

@@ -268,6 +268,29 @@ def test_a_caller_that_leaves_while_the_second_engine_is_asked() -> None:
     run(scenario)
 
 
+def test_of_several_answers_about_a_request_the_one_that_has_timed_it_counts() -> None:
+    """The engine that had it; the others know from the API process that it has ended."""
+    answers: list[list[wire.CancelledRequest]] = []
+    timed = wire.CancelledRequest("cmpl-1", Outcome.ABORTED, 0.5)
+    hearsay = wire.CancelledRequest("cmpl-1", Outcome.CLIENT_CANCELLED, 0.0)
+
+    async def scenario() -> None:
+        async with three() as rigs:
+            await rigs.ready()
+
+            async def ask() -> None:
+                answers.append(await Fleet([rigs.model]).cancel(["cmpl-1"], [], ""))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask)
+                for engine, answer in zip(rigs.engines, (hearsay, timed, hearsay), strict=True):
+                    question = await engine.hear(wire.CancelByName)
+                    await engine.say(wire.CancelledByName(sequence=question.sequence, requests=[answer]))
+            assert answers == [[timed]]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_a_cancel_by_name_says_when_somebody_did_not_answer(known: bool) -> None:
     """What is found is told; that nothing is found can only be said for the engines that have answered."""

@@ -1,7 +1,8 @@
 """Requests by name: whoever asks for an end is told of it when it has come, and told the same again later."""
 
-from tenure.engine.register import PATIENCE, REMEMBERED, Name, Register
+from tenure.engine.register import PATIENCE, Name, Register
 from tenure.outcomes import Outcome
+from tenure.process.ended import REMEMBERED
 from tenure.wire.messages import CancelByName, CancelledRequest
 
 CONNECTION = 5
@@ -50,6 +51,17 @@ def test_a_request_that_ended_of_itself_says_how_and_took_no_time() -> None:
     register.leave(1, Outcome.OK, now=2.0)
     ask(register, by_id("cmpl-1"), 3.0)
     assert told(register) == [(1, [CancelledRequest("cmpl-1", Outcome.OK, 0.0)])]
+
+
+def test_what_an_api_process_says_of_an_ended_request_counts_unless_the_engine_had_it() -> None:
+    """Another engine had the other one, or this one's predecessor."""
+    register = Register()
+    register.enter(1, Name("cmpl-1", "", ""))
+    register.leave(1, Outcome.OK, now=2.0)
+    number, _ = register.ask(CONNECTION, by_id("cmpl-1", "cmpl-2"), [CONNECTION], 3.0)
+    said = [CancelledRequest(name, Outcome.UNAVAILABLE, 0.0) for name in ("cmpl-1", "cmpl-2")]
+    assert register.hear(CONNECTION, number, said, 3.0) == set()
+    assert told(register) == [(1, [CancelledRequest("cmpl-1", Outcome.OK, 0.0), said[1]])]
 
 
 def test_ids_match_exactly() -> None:

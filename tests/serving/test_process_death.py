@@ -70,10 +70,13 @@ def test_the_engine_is_killed(start: Start, script: str) -> None:
         status, fields, body = whole.reply()
         assert (status, json.loads(body)["error"]["code"]) == (503, "engine_unavailable")
         assert int(fields["retry-after"]) >= 1
+        ended = fields["x-tenure-request-id"]
         _check_refused(server)
         assert server.ledger()["http"]["outcomes"] == {"unavailable": 13}
     until(lambda: _ready(server), server.log_text, tries=2400)
     assert server.text("again", 100) == recited("again", 100)
+    answer = {"id": ended, "outcome": "unavailable", "seconds": 0.0}
+    assert server.http.post(f"/v1/requests/{ended}/cancel").json() == answer, "the new engine learns of it"
     after = server.wait_at_rest()
     assert after["engines"][0]["epoch"] != before["epoch"]
     assert after["http"]["outcomes"] == {"unavailable": 13, "ok": 1}
@@ -85,6 +88,7 @@ def test_the_api_process_is_killed(start: Start, script: str) -> None:
     with ExitStack() as stack:
         streams = _open_streams(server, stack, 10)
         epoch = server.engine()["epoch"]
+        ended = server.engine()["holders"][0]["request"]
         os.kill(server.api_pid, signal.SIGKILL)
         for stream in streams:
             with suppress(ConnectionError):
@@ -97,6 +101,8 @@ def test_the_api_process_is_killed(start: Start, script: str) -> None:
     assert ledger["http"]["outcomes"] == {"worker_lost": 10}
     before = server.work()
     assert before.wasted == before.computed
+    answer = {"id": ended, "outcome": "worker_lost", "seconds": 0.0}
+    assert server.http.post(f"/v1/requests/{ended}/cancel").json() == answer, "the engine remembers it"
     assert server.text("again", 100) == recited("again", 100)
     spent = server.work() - before
     assert (spent.computed, spent.sampled) == (5 + 99, 100)

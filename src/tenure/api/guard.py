@@ -37,6 +37,7 @@ from tenure.api.reporting import Reporter
 from tenure.api.routes import Match, RouteTable
 from tenure.api.visit import Stage, Visit
 from tenure.config import HttpLimits, KeyRing
+from tenure.process.ended import EndedRequests
 from tenure.wire.messages import CancelledRequest, Recall
 
 CANCEL_SECONDS = "cancel_seconds"
@@ -77,6 +78,7 @@ class Guard:
         self._root_path = root_path
         self._request_timeout = request_timeout or None
         self._open: set[Visit] = set()
+        self._ended = EndedRequests()
         self._body_bytes = 0
         self._watchers = 0
         self._draining: ApiError | None = None
@@ -99,8 +101,8 @@ class Guard:
             visit.scope.cancel()
 
     def recall(self, names: Recall) -> list[CancelledRequest]:
-        """End what is named and was not admitted by an engine yet."""
-        return recall(self._open, names)
+        """End what is named and was not admitted by an engine yet; returns it, and what has ended before."""
+        return recall(self._open, self._ended, names)
 
     async def wait_empty(self) -> None:
         """Return once no request of any kind is open."""
@@ -155,6 +157,7 @@ class Guard:
         self._tally.observe(REQUEST_SECONDS, account.seconds, account.model)
         if account.gone_at is not None:
             self._tally.observe(CANCEL_SECONDS, account.ended_at - account.gone_at, account.model)
+        self._ended.note(CancelledRequest(visit.arrival.request_id, account.outcome, 0.0))
         self._reporter.ended(account)
 
     async def _serve(
@@ -263,8 +266,6 @@ def _open_visit(scope: Scope, match: Match | None, tally: Tally) -> Visit:
 
 
 def _record_failure(visit: Visit, exc: Exception) -> None:
-    if isinstance(exc, ApiError):
-        visit.fail(exc)
-        return
-    logger.error("request %s failed", visit.arrival.request_id, exc_info=exc)
-    visit.fail(errors.internal_error())
+    if not isinstance(exc, ApiError):
+        logger.error("request %s failed", visit.arrival.request_id, exc_info=exc)
+    visit.fail(exc if isinstance(exc, ApiError) else errors.internal_error())

@@ -175,7 +175,9 @@ class Fleet:
 
         async def ask(engine: EngineClient) -> None:
             requests = await engine.cancel_by_name(ids, labels, owner)
-            found.update({request.id: request for request in requests or ()})
+            for request in requests or ():
+                known = found.get(request.id, request)
+                found[request.id] = max(known, request, key=lambda answer: answer.seconds)  # who had it has timed it
             if requests is None:
                 silent.append(engine)
 

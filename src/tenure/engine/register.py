@@ -1,24 +1,24 @@
 """Who is called what: the requests of an engine by the names that callers know, the living and those ended lately.
 
-    enter --> live --leave--> ended, remembered until `REMEMBERED` others have ended
+    enter --> live --leave--> ended, remembered until `process.ended.REMEMBERED` others have ended
 
-A question (`CancelByName`) is passed on to all API processes (`Recall`), which end what no engine has admitted
-yet. Each one's answer comes after all that it has submitted, so the names are looked up once more then, and no request
-slips through. The question waits for these answers, though no longer than `PATIENCE` (a process may have been stopped),
-and for all requests that it is to end; it is answered when the last of them has left.
+A question (`CancelByName`) is passed on to all API processes (`Recall`). They end what no engine has admitted yet, and
+tell what became of requests that this engine does not know: another had them, or its own predecessor. Each one's answer
+comes after all that it has submitted, so the names are looked up once more then, and no request slips through. The
+question waits for these answers, though no longer than `PATIENCE` (a process may have been stopped), and for all
+requests that it is to end; it is answered when the last of them has left.
 The engine's I/O thread is the only one that touches this object.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
 from tenure.outcomes import Outcome
+from tenure.process.ended import EndedRequests
 from tenure.wire.messages import CancelByName, CancelledRequest
 
-REMEMBERED = 10_000
 PATIENCE = 2.0
 """Seconds that an API process may take to answer a `Recall`."""
 
@@ -72,7 +72,7 @@ class Register:
     def __init__(self) -> None:
         self._live: dict[int, Name] = {}
         self._named: dict[_Key, set[int]] = {}
-        self._ended: OrderedDict[str, CancelledRequest] = OrderedDict()
+        self._ended = EndedRequests()
         self._ordered_at: dict[int, float] = {}
         self._questions: dict[int, Question] = {}
         self._numbers = count(1)
@@ -94,9 +94,10 @@ class Register:
         return number, self._choose(question, now)
 
     def hear(self, process: int, number: int, recalled: Sequence[CancelledRequest], now: float) -> set[int]:
-        """An API process has ended these; returns the requests that have come in since and are to be ended as well."""
+        """An API process has seen these end; returns those that have come in since and are to be ended as well."""
         for request in recalled:
-            self._remember(request)
+            if self._ended.get(request.id) is None:  # else this engine knows better
+                self._ended.note(request)
         question = self._questions.get(number)
         if question is None:
             return set()
@@ -128,20 +129,15 @@ class Register:
             if not self._named[key]:
                 del self._named[key]
         seconds = max(0.0, now - self._ordered_at.pop(number, now))
-        self._remember(CancelledRequest(name.public_id, outcome, seconds))
+        self._ended.note(CancelledRequest(name.public_id, outcome, seconds))
         for question in self._questions.values():
             question.waiting.discard(number)
-
-    def _remember(self, request: CancelledRequest) -> None:
-        self._ended[request.id] = request
-        if len(self._ended) > REMEMBERED:
-            self._ended.popitem(last=False)
 
     def answers(self) -> Iterable[tuple[Question, Sequence[CancelledRequest]]]:
         """The questions that can be answered now; each is returned once."""
         ready = [number for number, question in self._questions.items() if not question.open]
         questions = [self._questions.pop(number) for number in ready]
-        return [(question, [self._ended[i] for i in question.ids if i in self._ended]) for question in questions]
+        return [(q, [found for i in q.ids if (found := self._ended.get(i)) is not None]) for q in questions]
 
     def forget(self, process: int) -> None:
         """The connection is lost: nobody waits for its answers any more, and it does not wait for any."""
