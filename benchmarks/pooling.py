@@ -7,9 +7,10 @@ machine is at rest. Figures are medians; "ratio" is Tenure's to the peer's.
 
 `--peer` is any server with `/rerank` and `/v1/embeddings`. `--sentence-transformers` calls that library directly, in a
 process of its own, without HTTP, in batches as it would form them (see `benchmarks.sentence_worker`). There, requests
-for reranking come one after the other, or from as many threads as there are clients: both are measured.
+for reranking come one after the other, or from as many threads as there are clients: both are measured. `--products`
+adds a limit: nothing but the model's matrix products (see `benchmarks.product_worker`).
 
-    python -m benchmarks.pooling --sentence-transformers --peer "PYTHON -m vllm... --port 8300"
+    python -m benchmarks.pooling --sentence-transformers --products --peer "PYTHON -m vllm... --port 8300"
 """
 
 import argparse
@@ -64,25 +65,39 @@ async def through_http(url: str, given: Round) -> float:
 
 
 @contextmanager
-def sentence_transformers() -> Iterator[dict[str, Peer]]:
-    """The library, called one request after the other and by threads."""
-    command = [sys.executable, "-m", "benchmarks.sentence_worker", str(resolve_source("minilm").path)]
+def worker(module: str) -> Iterator[Callable[[Round, int], float]]:
+    """A process that runs rounds, given how many threads may call."""
+    command = [sys.executable, "-m", module, str(resolve_source("minilm").path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         send, read = process.stdin, process.stdout
 
-        def run(given: Round, *, threads: bool) -> float:
-            send.write(msgspec.json.encode((given, given.clients if threads else 1)) + b"\n")
+        def run(given: Round, callers: int) -> float:
+            send.write(msgspec.json.encode((given, callers)) + b"\n")
             send.flush()
             return float(json.loads(read.readline()))
 
         assert json.loads(read.readline()) == "ready"
-        yield {
-            "sentence-transformers": partial(run, threads=False),
-            "sentence-transformers, threads": partial(run, threads=True),
-        }
+        yield run
         send.close()
+
+
+@contextmanager
+def sentence_transformers() -> Iterator[dict[str, Peer]]:
+    """The library, called one request after the other and by threads."""
+    with worker("benchmarks.sentence_worker") as run:
+        yield {
+            "sentence-transformers": lambda given: run(given, 1),
+            "sentence-transformers, threads": lambda given: run(given, given.clients),
+        }
+
+
+@contextmanager
+def products_alone() -> Iterator[dict[str, Peer]]:
+    """Not a peer but a limit: nothing but the model's matrix products."""
+    with worker("benchmarks.product_worker") as run:
+        yield {"products alone": lambda given: run(given, 1)}
 
 
 def compare(given: Round, peers: Mapping[str, Peer], rounds: int) -> None:
@@ -122,6 +137,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--args", default="", help="further arguments of tenure serve")
     parser.add_argument("--sentence-transformers", action="store_true")
+    parser.add_argument("--products", action="store_true", help="also the matrix products alone, which are a limit")
     parser.add_argument("--peer", default="")
     parser.add_argument("--peer-port", type=int, default=8300)
     parser.add_argument("--peer-ready", default="/health")
@@ -134,6 +150,8 @@ def main() -> None:
             peers["peer"] = partial(anyio.run, through_http, stack.enter_context(server))
         if options.sentence_transformers:
             peers |= stack.enter_context(sentence_transformers())
+        if options.products:
+            peers |= stack.enter_context(products_alone())
         for given in workload(options):
             compare(given, peers, options.rounds)
 
