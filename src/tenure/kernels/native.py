@@ -1,4 +1,4 @@
-"""The kernels of `native.c` and `product.c`, loaded with ctypes. An installation may lack them; `can_run` tells.
+"""The kernels of the C files here, loaded with ctypes. An installation may lack them; `can_run` tells.
 
 The library has no state. It runs on the OpenMP runtime that torch brought into the process, never on one of its own:
 two would keep twice as many threads spinning. So torch's runtime is made visible first, and without it there are no
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from tenure.kernels.paged_attention import AttentionShape, IntArray
+from tenure.kernels.text_attention import TextPlan
 
 LIBRARY = Path(__file__).with_name("_native.so")
 MAX_QUERIES = 64
@@ -44,8 +45,9 @@ class NativeKernels:
     _rotate_and_store: Callable[..., None]
     _attend: Callable[..., None]
     _multiply: Callable[..., None]
+    _attend_texts: Callable[..., None]
     can_multiply: bool
-    """Whether this processor can run `multiply`."""
+    """Whether this processor can run `multiply` and `attend_texts`."""
 
     @classmethod
     def load(cls, library: Path = LIBRARY) -> "NativeKernels":
@@ -65,6 +67,7 @@ class NativeKernels:
             _function(loaded.tenure_rotate_and_store, *[_POINTER] * 5, _SIZE),
             _function(loaded.tenure_attend, *[_POINTER] * 4),
             _function(loaded.tenure_multiply, *[_POINTER] * 5, *[_SIZE] * 3),
+            _function(loaded.tenure_attend_texts, *[_POINTER] * 3),
             bool(loaded.tenure_can_multiply()),
         )
 
@@ -132,6 +135,14 @@ class NativeKernels:
         )
         return out_TO
 
+    def attend_texts(self, plan: TextPlan, heads_T3NH: torch.Tensor) -> torch.Tensor:
+        """Every row attends to all rows of its text; shape (T, N * H)."""
+        assert heads_T3NH.is_contiguous()
+        rows, _, heads, size = heads_T3NH.shape
+        out_TD = torch.empty((rows, heads * size))
+        self._attend_texts(plan.address, heads_T3NH.data_ptr(), out_TD.data_ptr())
+        return out_TD
+
 
 def panels_of(weight_OI: torch.Tensor) -> torch.Tensor:
     """The weights in the order in which `multiply` reads them, shape (panels, inputs, PANEL)."""
@@ -147,7 +158,7 @@ def can_run(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def can_multiply(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether there are native products for this element type and device."""
+    """Whether there are native products, and attention of encoders, for this element type and device."""
     return can_run(dtype, device) and NativeKernels.load().can_multiply
 
 

@@ -1,18 +1,48 @@
-"""Attention of encoders: every token sees its whole text, and no other.
+"""Attention of encoders, where every token sees its whole text and no other, behind a seam: a back end prepares what
+the layers share for some texts, then attends once per layer.
 
 Legend: T rows, N heads, H head size, G texts of one length, L their length.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from tenure.errors import CallerError
+from tenure.kernels import native
+from tenure.kernels.native import NativeKernels
+from tenure.kernels.text_attention import MAX_HEAD_DIM, plan_texts
 from tenure.layers.texts import AlikeTexts
 
+Attend = Callable[[torch.Tensor], torch.Tensor]
+"""From queries, keys and values of packed texts, (T, 3, N, H), to (T, N * H)."""
 
-def attend_texts(heads_T3NH: torch.Tensor, texts: Sequence[AlikeTexts]) -> torch.Tensor:
-    """Attention over queries, keys and values of packed texts, shape (T, N * H). Texts of one length go together."""
+
+@dataclass(frozen=True, slots=True)
+class TextShape:
+    """What is the same for all attention layers of an encoder."""
+
+    num_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+TextAttention = Callable[[Sequence[AlikeTexts]], Attend]
+"""Prepares for texts, whose rows are all rows, in order."""
+
+
+def torch_attention(_shape: TextShape) -> TextAttention:
+    """Torch's own operation. Texts of one length go together."""
+    return lambda texts: partial(_attend_alike, texts)
+
+
+def _attend_alike(texts: Sequence[AlikeTexts], heads_T3NH: torch.Tensor) -> torch.Tensor:
     outputs = [_attend(heads_T3NH[alike.rows], alike) for alike in texts]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -22,3 +52,34 @@ def _attend(heads_T3NH: torch.Tensor, alike: AlikeTexts) -> torch.Tensor:
     q_GNLH, k_GNLH, v_GNLH = heads_GL3NH.permute(2, 0, 3, 1, 4).unbind(0)
     out_GNLH = F.scaled_dot_product_attention(q_GNLH, k_GNLH, v_GNLH)
     return out_GNLH.transpose(1, 2).reshape(len(heads_T3NH), -1)
+
+
+def native_attention(shape: TextShape) -> TextAttention:
+    """The compiled kernel: all texts at once, whatever their lengths."""
+    kernels = NativeKernels.load()
+
+    def begin(texts: Sequence[AlikeTexts]) -> Attend:
+        lengths_S = np.repeat([alike.length for alike in texts], [alike.num_texts for alike in texts])
+        return partial(kernels.attend_texts, plan_texts(lengths_S, shape.num_heads, shape.head_dim))
+
+    return begin
+
+
+TEXT_ATTENTION_BACKENDS: Mapping[str, Callable[[TextShape], TextAttention]] = MappingProxyType(
+    {"torch": torch_attention, "native": native_attention}
+)
+
+
+def text_attention(shape: TextShape, backend: str | None = None) -> TextAttention:
+    """The back end named, else the best for heads of this shape."""
+    if backend is None:
+        backend = "native" if _can_run(shape) else "torch"
+    if backend not in TEXT_ATTENTION_BACKENDS:
+        raise CallerError(f"no attention back end {backend!r} (there are: {', '.join(TEXT_ATTENTION_BACKENDS)})")
+    if backend == "native" and not _can_run(shape):
+        raise CallerError("attention back end 'native' cannot run with this element type, device or installation")
+    return TEXT_ATTENTION_BACKENDS[backend](shape)
+
+
+def _can_run(shape: TextShape) -> bool:
+    return shape.head_dim <= MAX_HEAD_DIM and native.can_multiply(shape.dtype, shape.device)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from tenure.layers.full_attention import attend_texts
+from tenure.layers.full_attention import Attend, TextAttention
 from tenure.layers.layer_norm import LayerNorm
 from tenure.layers.linear import Activation, Linear
 from tenure.layers.texts import AlikeTexts, TextBatch, split_alike
@@ -54,9 +54,9 @@ class BertLayer:
     num_heads: int
     activation: Activation
 
-    def __call__(self, x_TD: torch.Tensor, texts: Sequence[AlikeTexts]) -> torch.Tensor:
+    def __call__(self, x_TD: torch.Tensor, attend: Attend) -> torch.Tensor:
         heads_T3NH = self.qkv(x_TD).view(len(x_TD), 3, self.num_heads, -1)
-        x_TD = self.attention_norm(self.output.add(attend_texts(heads_T3NH, texts), x_TD))
+        x_TD = self.attention_norm(self.output.add(attend(heads_T3NH), x_TD))
         return self.mlp_norm(self.down.add(self.up.activated(x_TD, self.activation), x_TD))
 
     @property
@@ -71,6 +71,7 @@ class BertLayers:
 
     embedding: BertEmbedding
     layers: Sequence[BertLayer]
+    attention: TextAttention
 
     def __call__(self, batch: TextBatch) -> torch.Tensor:
         """Hidden states of all rows, (T, D)."""
@@ -83,8 +84,9 @@ class BertLayers:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _run(self, x_PD: torch.Tensor, texts: Sequence[AlikeTexts]) -> torch.Tensor:
+        attend = self.attention(texts)
         for layer in self.layers:
-            x_PD = layer(x_PD, texts)
+            x_PD = layer(x_PD, attend)
         return x_PD
 
     @property

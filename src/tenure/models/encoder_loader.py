@@ -12,6 +12,7 @@ import torch
 
 from tenure.config import cores
 from tenure.layers import pooling
+from tenure.layers.full_attention import TextShape, text_attention
 from tenure.layers.layer_norm import LayerNorm
 from tenure.layers.linear import Activation, Linear, LinearFactory, linear_factory
 from tenure.models.base import EncoderModel
@@ -44,8 +45,10 @@ def load_encoder(
     device: torch.device | str = "cpu",
     *,
     linear: str | None = None,
+    attention: str | None = None,
 ) -> EncoderModel:
-    """Load an encoder. `linear` names a back end; None takes the best for the device. Heads are always float32.
+    """Load an encoder. `linear` and `attention` name back ends; None takes the best for the device. Heads are always
+    float32.
 
     Raises CallerError for a model that is not served, ResourceError, naming the file, for weights that are missing,
     damaged or of the wrong shape.
@@ -55,7 +58,7 @@ def load_encoder(
     window = min(config.window, profile.max_length or config.window)
     with SafetensorsWeights(source.path) as reader:
         weights = _Weights(reader, dtype, device, linear_factory(dtype, device, linear))
-        layers = _LayerBuilder(config, weights, _prefix(reader)).build()
+        layers = _LayerBuilder(config, weights, _prefix(reader)).build(attention)
         float32 = _Weights(reader, torch.float32, device, linear_factory(torch.float32, device, linear))
         return Encoder(layers, _HeadBuilder(source, config, profile, float32).build(), window)
 
@@ -94,9 +97,12 @@ class _LayerBuilder:
     weights: _Weights
     prefix: str
 
-    def build(self) -> BertLayers:
+    def build(self, attention: str | None) -> BertLayers:
+        head_dim = self.config.hidden_size // self.config.num_heads
+        shape = TextShape(self.config.num_heads, head_dim, self.weights.dtype, self.weights.device)
         with torch.inference_mode(), ThreadPoolExecutor(cores()) as pool:
-            return BertLayers(self._embedding(), list(pool.map(self._layer, range(self.config.num_layers))))
+            layers = list(pool.map(self._layer, range(self.config.num_layers)))
+            return BertLayers(self._embedding(), layers, text_attention(shape, attention))
 
     def _embedding(self) -> BertEmbedding:
         config, prefix = self.config, f"{self.prefix}embeddings"

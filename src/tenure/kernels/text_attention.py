@@ -1,0 +1,58 @@
+"""What `texts.c` needs to know of a batch of texts, for all layers of a model.
+
+Legend: S texts, K tasks.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+
+from tenure.kernels.paged_attention import IntArray
+
+MAX_QUERIES = 128
+"""Of a task; a limit of the library."""
+MAX_HEAD_DIM = 128
+"""Another one."""
+
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
+
+
+class _TextPlan(ctypes.Structure):
+    """`text_plan` of the library."""
+
+    _fields_ = (
+        ("num_heads", _SIZE),
+        ("head_dim", _SIZE),
+        ("scale", ctypes.c_float),
+        ("tasks", _POINTER),
+        ("num_tasks", _SIZE),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TextPlan:
+    """How the rows of some texts attend; it keeps alive what the library reads."""
+
+    address: int
+    _kept: tuple[object, ...]
+
+
+def plan_texts(lengths_S: IntArray, num_heads: int, head_dim: int) -> TextPlan:
+    """Plan for texts whose rows lie side by side, from row 0 on. Their queries are shared out evenly over tasks."""
+    parts_S = -(-lengths_S // MAX_QUERIES)
+    queries_S = -(-lengths_S // parts_S)
+    texts_K = np.repeat(np.arange(len(lengths_S)), parts_S)
+    parts_K = np.arange(len(texts_K)) - np.repeat(np.cumsum(parts_S) - parts_S, parts_S)
+    first_queries_K = parts_K * queries_S[texts_K]
+    tasks_K4 = np.stack(
+        (
+            (np.cumsum(lengths_S) - lengths_S)[texts_K],
+            lengths_S[texts_K],
+            first_queries_K,
+            np.minimum(queries_S[texts_K], lengths_S[texts_K] - first_queries_K),
+        ),
+        axis=1,
+    )
+    struct = _TextPlan(num_heads, head_dim, head_dim**-0.5, tasks_K4.ctypes.data, len(tasks_K4))
+    return TextPlan(ctypes.addressof(struct), (struct, tasks_K4))

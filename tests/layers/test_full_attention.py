@@ -1,0 +1,108 @@
+"""Every row sees its whole text and nothing else, with all back ends, whatever the lengths."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tenure.errors import CallerError
+from tenure.kernels import native
+from tenure.layers.full_attention import TEXT_ATTENTION_BACKENDS, TextShape, text_attention
+from tenure.layers.texts import AlikeTexts, pack_texts
+
+CPU = torch.device("cpu")
+needs_native = pytest.mark.skipif(
+    not native.can_multiply(torch.float32, CPU), reason="no native attention of texts here"
+)
+BACKENDS = [pytest.param(name, marks=needs_native) if name == "native" else name for name in TEXT_ATTENTION_BACKENDS]
+LENGTHS = [1, 1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65, 127, 128, 129, 129, 200, 257, 400]
+
+
+def shape(num_heads: int, head_dim: int) -> TextShape:
+    return TextShape(num_heads, head_dim, torch.float32, CPU)
+
+
+def alike(lengths: Sequence[int]) -> tuple[AlikeTexts, ...]:
+    return pack_texts([[0] * length for length in lengths]).alike
+
+
+def expected(heads_T3NH: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """By the definition, in double precision."""
+    outputs = []
+    for text in heads_T3NH.double().split(list(lengths)):
+        q, k, v = text.permute(1, 2, 0, 3)
+        weights = torch.softmax(q @ k.transpose(1, 2) * q.shape[-1] ** -0.5, dim=-1)
+        outputs.append((weights @ v).transpose(0, 1).flatten(1))
+    return torch.cat(outputs).float()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("num_heads", "head_dim"), [(12, 32), (3, 64), (2, 8), (1, 33), (2, 128), (5, 1)])
+@pytest.mark.parametrize("spread", [1.0, 30.0], ids=["flat", "peaked"])
+def test_each_text_by_itself(num_heads: int, head_dim: int, spread: float, backend: str) -> None:
+    torch.manual_seed(0)
+    heads = torch.randn(sum(LENGTHS), 3, num_heads, head_dim)
+    heads[:, 0] *= spread
+    with torch.inference_mode():
+        found = text_attention(shape(num_heads, head_dim), backend)(alike(LENGTHS))(heads)
+    torch.testing.assert_close(found, expected(heads, LENGTHS), atol=1e-5 * spread, rtol=1e-4)
+
+
+@needs_native
+@pytest.mark.parametrize("length", [1, 5, 64, 129, 300])
+def test_a_text_is_the_same_in_any_company_and_on_any_number_of_threads(length: int) -> None:
+    torch.manual_seed(1)
+    attention, lengths = text_attention(shape(4, 32), "native"), [3, 40, length, 301]
+    lengths.sort()
+    heads = torch.randn(sum(lengths), 3, 4, 32)
+    first = sum(lengths[: lengths.index(length)])
+    own = heads[first : first + length].clone()
+    with torch.inference_mode():
+        alone = attention(alike([length]))(own)
+        for count in (1, 2):
+            with threads(count):
+                together = attention(alike(lengths))(heads)
+            assert torch.equal(together[first : first + length], alone)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("part", range(3), ids=["query", "key", "value"])
+def test_what_is_not_finite_stays_in_its_text_and_shows_there(part: int, bad: float, backend: str) -> None:
+    torch.manual_seed(2)
+    lengths = [5, 70, 90]
+    heads = torch.randn(sum(lengths), 3, 2, 32)
+    heads[10, part, 1, 4] = bad
+    with torch.inference_mode():
+        found = text_attention(shape(2, 32), backend)(alike(lengths))(heads)
+    sound, spoilt = torch.cat((found[:5], found[75:])), found[5:75]
+    assert torch.isfinite(sound).all()
+    rows = spoilt[5] if part == 0 else spoilt
+    assert not torch.isfinite(rows).all(), "an answer made of it must not look sound"
+
+
+@needs_native
+def test_heads_that_are_too_large_are_left_to_torch() -> None:
+    large = shape(2, 160)
+    heads = torch.randn(9, 3, 2, 160)
+    with torch.inference_mode():
+        found = text_attention(large)(alike([4, 5]))(heads)
+    torch.testing.assert_close(found, expected(heads, [4, 5]), atol=2e-5, rtol=1e-4)
+    with pytest.raises(CallerError, match="cannot run"):
+        text_attention(large, "native")
+
+
+def test_an_unknown_back_end() -> None:
+    with pytest.raises(CallerError, match="torch, native"):
+        text_attention(shape(2, 8), "cuda")
