@@ -44,6 +44,30 @@ def test_messages_leave_in_the_order_they_were_put() -> None:
     run(scenario)
 
 
+def test_what_nothing_has_to_wait_for_leaves_at_once() -> None:
+    """As far as it goes; the rest, and what is put meanwhile, follows in order."""
+
+    async def scenario() -> None:
+        stream = ScriptedStream()
+        box = Outbox(Channel[Any](stream, wire.ToEngine), send_now=stream.send_now)
+        first = encoded(wire.Admitted(request=0))
+        box.put(wire.Admitted(request=0))
+        assert stream.sent == first[: (FRAME + 1) // 2]
+        box.put(wire.Admitted(request=1))
+        assert len(stream.sent) == (FRAME + 1) // 2, "the second would overtake the first"
+        async with anyio.create_task_group() as group:
+            group.start_soon(box.run)
+            for number in range(2, 20):
+                await settle()
+                box.put(wire.Admitted(request=number))
+                assert len(stream.sent) == number * FRAME + (FRAME + 1) // 2
+            await settle()
+            group.cancel_scope.cancel()
+        assert await sent(stream) == list(range(20))
+
+    run(scenario)
+
+
 def test_the_limit_is_on_what_waits_not_on_what_was_sent() -> None:
     async def scenario() -> None:
         stream = ScriptedStream()

@@ -101,6 +101,25 @@ def test_all_of_a_large_message_arrives() -> None:
     run(scenario)
 
 
+def test_what_can_be_sent_at_once_is() -> None:
+    async def scenario() -> None:
+        with pair() as (stream, peer):
+            assert stream.send_now(b"hello") == 5
+            assert peer.recv(10) == b"hello"
+            taken = stream.send_now(LARGE)
+            assert 0 < taken < len(LARGE)
+            assert stream.send_now(b"more") == 0, "there is no room"
+            received = 0
+            while received < taken:
+                received += len(peer.recv(1 << 20))
+            peer.close()
+            assert stream.send_now(b"x") == 0
+            with pytest.raises(anyio.BrokenResourceError):
+                await stream.send(b"x")
+
+    run(scenario)
+
+
 def test_closing_ends_the_waits() -> None:
     async def scenario() -> None:
         with pair() as (stream, _peer):

@@ -26,7 +26,7 @@ from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
 from tenure.wire.framing import Channel, PeerGone
 from tenure.wire.outbox import Outbox, OutboxFull
-from tenure.wire.sockets import connect
+from tenure.wire.sockets import SocketStream, connect
 
 logger = logging.getLogger("tenure.client")
 
@@ -207,13 +207,14 @@ class EngineClient:
                 logger.debug("engine at %s: %s", self._path, error)
                 await anyio.sleep(_RECONNECT_AFTER)
                 continue
-            await self._converse(Channel(stream, wire.FromEngine))
+            await self._converse(stream)
             await anyio.sleep(_RECONNECT_AFTER)
 
-    async def _converse(self, channel: Channel[wire.FromEngine]) -> None:
+    async def _converse(self, stream: SocketStream) -> None:
+        channel: Channel[wire.FromEngine] = Channel(stream, wire.FromEngine)
         try:
             async with anyio.create_task_group() as group:
-                self._outbox = Outbox(channel)
+                self._outbox = Outbox(channel, send_now=stream.send_now)
                 self._outbox.put(wire.Hello(worker=self._worker))
                 group.start_soon(self._write, self._outbox, group)
                 await self._read(channel)

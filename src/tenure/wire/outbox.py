@@ -1,5 +1,6 @@
 """Frames on their way to a peer: handed over without waiting, sent in order by one task, bounded in bytes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -13,12 +14,26 @@ class OutboxFull(ResourceError):
     """The peer has not read for so long that it must be taken for dead."""
 
 
-class Outbox:
-    """`put` never waits; `run` sends. After the peer is gone, or taken for dead, `put` drops what it is given."""
+def _never(_frame: bytes) -> int:
+    return 0
 
-    def __init__(self, channel: Channel[Any], limit: int = 256 * 1024 * 1024) -> None:
+
+class Outbox:
+    """`put` never waits; `run` sends. After the peer is gone, or taken for dead, `put` drops what it is given.
+
+    `send_now` sends what it can without waiting and returns how many bytes that was. With it a message for which
+    nothing has to wait leaves in `put` itself: among many tasks `run` has its turn only after all that are ready now.
+    """
+
+    def __init__(
+        self,
+        channel: Channel[Any],
+        limit: int = 256 * 1024 * 1024,
+        send_now: Callable[[bytes], int] = _never,
+    ) -> None:
         self._channel = channel
         self._limit = limit
+        self._send_now = send_now
         self._frames: list[bytes] = []
         self._bytes = 0
         self._filled = anyio.Event()
@@ -26,10 +41,14 @@ class Outbox:
         self._closed = False
 
     def put(self, message: msgspec.Struct) -> None:
-        """Queue a message; raises OutboxFull beyond the limit."""
+        """Send or queue a message; raises OutboxFull beyond the limit."""
         if self._closed:
             return
         frame = self._channel.encode(message)
+        if not self._bytes:
+            frame = frame[self._send_now(frame) :]
+        if not frame:
+            return
         if self._bytes + len(frame) > self._limit:
             self._closed = True
             self._sending.cancel()  # it most likely waits for the very peer that does not read

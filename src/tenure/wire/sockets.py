@@ -48,6 +48,13 @@ class SocketStream(ByteStream):
                 except OSError as error:
                     raise self._fault() from error
 
+    def send_now(self, item: bytes) -> int:
+        """Send what can be sent without waiting; how many bytes that was. `send` tells if the peer is gone."""
+        try:
+            return self._socket.send(item)
+        except OSError:
+            return 0
+
     async def send_eof(self) -> None:
         self._socket.shutdown(socket.SHUT_WR)
 
