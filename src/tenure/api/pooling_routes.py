@@ -16,7 +16,6 @@ from tenure.api.pooling_job import run_pooling
 from tenure.api.pooling_plans import PoolingPlan, asked_task, classify_plan, embeddings_plan, pooling_plan
 from tenure.api.reply import ReplyHead, fingerprint
 from tenure.api.selection import Chosen, select_model
-from tenure.api.vector_json import CHARACTERS_PER_NUMBER
 from tenure.config import ApiSettings
 from tenure.pooling import PoolingTask
 
@@ -41,8 +40,8 @@ class PoolingHandler(Generic[RequestT]):
         name = chosen.text.name
         head = ReplyHead(call.request_id, int(time.time()), name, fingerprint(settings.version))
         vectors = await run_pooling(call, chosen.engine, plan.job, head.id)
-        size = CHARACTERS_PER_NUMBER * sum(vector.size for vector in vectors)
-        body = await call.compute(lambda: plan.body(head, vectors), size)
+        numbers = sum(vector.size for vector in vectors)  # to write one takes less than to read a character
+        body = await call.compute(lambda: plan.body(head, vectors), numbers)
         await call.respond(200, body)
 
 

@@ -8,21 +8,17 @@ import base64
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
+import orjson
 
 from tenure.api.errors import internal_error
 from tenure.api.pooling_job import Vectors
 
 ENCODER = msgspec.json.Encoder()
-CHARACTERS_PER_NUMBER = 12
-_EXACT_POWERS = 22  # a float64 holds powers of ten up to this one exactly
-_POWERS = np.array([float(10**power) for power in range(_EXACT_POWERS + 1)])
-_POWERS.flags.writeable = False
 
 
 def vector_numbers(vectors: Vectors) -> msgspec.Raw:
     """A vector, or rows of them, as JSON arrays of numbers."""
-    return msgspec.Raw(ENCODER.encode(shortest(_finite(vectors)).tolist()))
+    return msgspec.Raw(orjson.dumps(np.ascontiguousarray(_finite(vectors)), option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def vector_base64(vectors: Vectors) -> str:
@@ -38,34 +34,6 @@ def vector_bits(vector: Vectors, *, signed: bool) -> list[int]:
     packed = np.packbits(_finite(vector) > 0).astype(np.int16)
     found: list[int] = (packed - 128 if signed else packed).tolist()
     return found
-
-
-def shortest(numbers: Vectors) -> npt.NDArray[np.float64]:
-    """For each float32 the float64 whose decimal form is short and reads back as the same float32.
-
-    That form has 6 to 9 significant digits, as few as do; very small numbers keep all 17.
-    """
-    exact = numbers.astype(np.float64)
-    magnitude = np.abs(exact)
-    exponent = np.floor(np.log10(np.where(magnitude > 0, magnitude, 1.0))).astype(np.int64)
-    found, open_ = exact.copy(), np.ones(exact.shape, dtype=bool)
-    for digits in (6, 7, 8, 9):
-        rounded = _round(exact[open_], digits - 1 - exponent[open_])
-        same = rounded.astype(np.float32) == numbers[open_]
-        positions = np.flatnonzero(open_)
-        found.flat[positions[same]] = rounded[same]
-        open_.flat[positions[same]] = False
-        if not open_.any():
-            break
-    return found
-
-
-def _round(numbers: npt.NDArray[np.float64], places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Round to so many decimal places each; negative ones are left of the point."""
-    up = _POWERS[np.minimum(np.maximum(places, 0), _EXACT_POWERS)]
-    down = _POWERS[np.minimum(np.maximum(-places, 0), _EXACT_POWERS)]
-    rounded: npt.NDArray[np.float64] = np.rint(numbers * up / down) / up * down
-    return rounded
 
 
 def _finite(vectors: Vectors) -> Vectors:
