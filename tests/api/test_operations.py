@@ -65,6 +65,7 @@ def test_models_lists_every_name_in_the_shape_that_clients_read(rig):
         "root": "tiny",
         "parent": None,
         "max_model_len": 2048,
+        "tasks": ["generate"],
     }
     assert permission[0]["object"] == "model_permission"
     assert body["data"][1]["root"] == "tiny"

@@ -111,12 +111,16 @@ def test_models_without_a_server(tenure: Command) -> None:
 
 
 def test_models_of_a_server(tenure: Command) -> None:
-    models = {"object": "list", "data": [{"id": "smol[/x]", "max_model_len": 8192}, {"id": "other"}]}
+    models = {
+        "object": "list",
+        "data": [{"id": "smol[/x]", "max_model_len": 8192, "tasks": ["embed", "score"]}, {"id": "other"}],
+    }
     with http_server(page(json.dumps(models).encode())) as server:
         ended = tenure("models", "--url", server.url)
     assert ended.code == 0
     assert "smol[/x]" in ended.output
     assert "8192" in ended.output
+    assert "embed, score" in ended.output
     assert "other" in ended.output
 
 

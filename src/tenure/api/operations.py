@@ -38,7 +38,10 @@ class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """`root` is the model's first name, whichever `id` is; `max_model_len` is null until the model is loaded."""
+    """`root` is the model's first name, whichever `id` is; `max_model_len` is null until the model is loaded.
+
+    `tasks`, which vLLM's entry has not, are what the model can be asked for.
+    """
 
     id: str
     object: Literal["model"] = "model"
@@ -48,6 +51,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None = None
     max_model_len: int | None
     permission: list[ModelPermission]
+    tasks: tuple[str, ...]
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,4 +174,5 @@ def _entry(context: AppContext, served: Served, name: str) -> ModelEntry:
         root=served.name,
         max_model_len=card.max_model_len if card is not None else None,
         permission=[ModelPermission(id=f"modelperm-{name}", created=created)],
+        tasks=served.tasks,
     )

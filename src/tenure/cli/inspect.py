@@ -15,6 +15,7 @@ from tenure.wire.messages import EngineLedger
 class _Model(msgspec.Struct):
     id: str
     max_model_len: int | None = None
+    tasks: list[str] = []
 
 
 class _Models(msgspec.Struct):
@@ -34,9 +35,9 @@ def print_models(url: str, api_key: str) -> int:
     except ResourceError as error:
         console.print(str(error), style="dim", markup=False, highlight=False)
         return 0
-    table = Table("served model", "window", title=escape(url))
+    table = Table("served model", "window", "tasks", title=escape(url))
     for model in served.data:
-        table.add_row(escape(model.id), str(model.max_model_len or ""))
+        table.add_row(escape(model.id), str(model.max_model_len or ""), escape(", ".join(model.tasks)))
     console.print(table)
     return 0
 
