@@ -14,6 +14,7 @@ from tenure.api.app import build_app
 from tenure.api.context import AppContext
 from tenure.api.text_model import GenerationDefaults, ScorePrompt, TextModel
 from tenure.client import EndOfGeneration, Fleet, GenerationFailed, Refusal, Served, Watcher
+from tenure.client.engine import client_left
 from tenure.client.vitals import Vitals
 from tenure.config import ApiSettings, HttpLimits, KeyRing
 from tenure.models.profile import ModelProfile
@@ -165,13 +166,14 @@ class FakeEngine:
         self.refusal: Refusal | None = None
         self.failure: GenerationFailed | None = None
         self.open_scopes = 0
+        self.cancelled_for: list[Outcome] = []
 
     @property
     def ready(self) -> bool:
         return self.card is not None
 
     @asynccontextmanager
-    async def open(self, submit: Submit) -> AsyncIterator[FakeHandle]:
+    async def open(self, submit: Submit, cause: Callable[[], Outcome] = client_left) -> AsyncIterator[FakeHandle]:
         self.submitted.append(submit)
         if self.refusal is not None:
             raise self.refusal
@@ -180,6 +182,9 @@ class FakeEngine:
         self.open_scopes += 1
         try:
             yield handle
+        except anyio.get_cancelled_exc_class():
+            self.cancelled_for.append(cause())
+            raise
         finally:
             handle.end()
             self.open_scopes -= 1

@@ -1,12 +1,13 @@
 """What is named in a cancel and was not admitted by any engine ends here, wherever it is on its way to one."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
 import httpx
 import pytest
 
+from tenure.client.engine import client_left
 from tenure.outcomes import Outcome
 from tenure.wire.messages import CancelledRequest, Recall, Submit
 from tests.api.generation_rig import FakeEngine, FakeHandle, Rig
@@ -24,10 +25,10 @@ class Slow(FakeEngine):
         self._admits_first = admits_first
 
     @asynccontextmanager
-    async def open(self, submit: Submit) -> AsyncIterator[FakeHandle]:
-        if not self._admits_first:
-            await self._wait()
-        async with super().open(submit) as handle:
+    async def open(self, submit: Submit, cause: Callable[[], Outcome] = client_left) -> AsyncIterator[FakeHandle]:
+        async with super().open(submit, cause) as handle:
+            if not self._admits_first:
+                await self._wait()
             yield handle
             if self._admits_first:
                 await self._wait()
@@ -70,7 +71,7 @@ def test_while_an_engine_is_being_asked() -> None:
         engine = Slow(admits_first=False)
         reply, ended, rig = await recalled(engine, Recall(sequence=1, ids=[], labels=["mine"], owner=""), then=False)
         check_ended(reply, ended, rig)
-        assert engine.submitted == []
+        assert engine.cancelled_for == [Outcome.ABORTED], "and the engine is told so too"
 
     run(scenario)
 

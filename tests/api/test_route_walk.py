@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 
@@ -18,8 +18,10 @@ from tenure.api.app import build_app, route_table
 from tenure.api.guard import Guard
 from tenure.api.http_protocol import http_protocol
 from tenure.api.routes import Route
+from tenure.client.engine import client_left
 from tenure.config import HttpLimits
 from tenure.models.profile import ModelProfile, Scoring
+from tenure.outcomes import Outcome
 from tenure.process.counters import WORK_PATHS, CounterSchema, SharedCounters
 from tenure.wire.messages import Submit
 from tests.api.generation_rig import ByteTokenizer, FakeEngine, FakeHandle, Rig, say_hello
@@ -69,8 +71,8 @@ class HeldEngine(FakeEngine):
         self.release = anyio.Event()
 
     @asynccontextmanager
-    async def open(self, submit: Submit) -> AsyncIterator[FakeHandle]:
-        async with super().open(submit) as handle:
+    async def open(self, submit: Submit, cause: Callable[[], Outcome] = client_left) -> AsyncIterator[FakeHandle]:
+        async with super().open(submit, cause) as handle:
             await self.release.wait()
             yield handle
 

@@ -268,11 +268,14 @@ def test_a_caller_that_leaves_while_the_second_engine_is_asked() -> None:
     run(scenario)
 
 
-def test_of_several_answers_about_a_request_the_one_that_has_timed_it_counts() -> None:
-    """The engine that had it; the others know from the API process that it has ended."""
+@pytest.mark.parametrize("place", range(3))
+def test_of_several_answers_about_a_request_that_of_the_engine_counts_that_had_it(place: int) -> None:
+    """The others know from the API process that it has ended."""
     answers: list[list[wire.CancelledRequest]] = []
-    timed = wire.CancelledRequest("cmpl-1", Outcome.ABORTED, 0.5)
-    hearsay = wire.CancelledRequest("cmpl-1", Outcome.CLIENT_CANCELLED, 0.0)
+    own = wire.CancelledRequest("cmpl-1", Outcome.OK, 0.0)
+    hearsay = wire.CancelledRequest("cmpl-1", Outcome.CLIENT_CANCELLED, 0.0, heard=True)
+    told = [hearsay] * 3
+    told[place] = own
 
     async def scenario() -> None:
         async with three() as rigs:
@@ -283,10 +286,10 @@ def test_of_several_answers_about_a_request_the_one_that_has_timed_it_counts() -
 
             async with anyio.create_task_group() as group:
                 group.start_soon(ask)
-                for engine, answer in zip(rigs.engines, (hearsay, timed, hearsay), strict=True):
+                for engine, answer in zip(rigs.engines, told, strict=True):
                     question = await engine.hear(wire.CancelByName)
                     await engine.say(wire.CancelledByName(sequence=question.sequence, requests=[answer]))
-            assert answers == [[timed]]
+            assert answers == [[own]]
 
     run(scenario)
 

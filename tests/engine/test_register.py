@@ -61,7 +61,8 @@ def test_what_an_api_process_says_of_an_ended_request_counts_unless_the_engine_h
     number, _ = register.ask(CONNECTION, by_id("cmpl-1", "cmpl-2"), [CONNECTION], 3.0)
     said = [CancelledRequest(name, Outcome.UNAVAILABLE, 0.0) for name in ("cmpl-1", "cmpl-2")]
     assert register.hear(CONNECTION, number, said, 3.0) == set()
-    assert told(register) == [(1, [CancelledRequest("cmpl-1", Outcome.OK, 0.0), said[1]])]
+    heard = CancelledRequest("cmpl-2", Outcome.UNAVAILABLE, 0.0, heard=True)
+    assert told(register) == [(1, [CancelledRequest("cmpl-1", Outcome.OK, 0.0), heard])]
 
 
 def test_ids_match_exactly() -> None:
@@ -129,7 +130,8 @@ def test_every_process_is_heard_before_the_answer() -> None:
     assert register.hear(2, number, [], now=1.5) == set()
     assert told(register) == [], "the late one has not ended"
     register.leave(7, Outcome.ABORTED, now=2.0)
-    early, late = CancelledRequest("early", Outcome.ABORTED, 0.0), CancelledRequest("late", Outcome.ABORTED, 0.5)
+    early = CancelledRequest("early", Outcome.ABORTED, 0.0, heard=True)
+    late = CancelledRequest("late", Outcome.ABORTED, 0.5)
     assert told(register) == [(1, [early, late])]
     assert ask(register, by_id("early"), 9.0) == set()
     assert told(register) == [(1, [early])], "remembered like all others"

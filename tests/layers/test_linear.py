@@ -11,7 +11,7 @@ from tenure.kernels import native
 from tenure.layers.linear import LINEAR_BACKENDS, Activation, linear_factory
 
 CPU = torch.device("cpu")
-CAN_MULTIPLY = native.can_multiply(torch.float32, CPU)
+CAN_MULTIPLY = native.can_run_avx512(torch.float32, CPU)
 needs_native = pytest.mark.skipif(not CAN_MULTIPLY, reason="no native products with this processor or installation")
 BACKENDS = [pytest.param(name, marks=needs_native) if name == "native" else name for name in LINEAR_BACKENDS]
 

@@ -34,6 +34,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 @contextmanager
 def pair() -> Iterator[tuple[SocketStream, socket.socket]]:
     near, far = socket.socketpair()
+    near.setblocking(False)
     with near, far:
         yield SocketStream(near), far
 
@@ -90,6 +91,7 @@ def test_a_send_is_cancelled_as_there_is_room_again() -> None:
 def test_all_of_a_large_message_arrives() -> None:
     async def scenario() -> None:
         with pair() as (stream, peer):
+            peer.setblocking(False)
             reader = SocketStream(peer)
             received = bytearray()
             async with anyio.create_task_group() as group:

@@ -69,6 +69,7 @@ _COMPLETE = Description("Continue prompts.", CompletionRequest, Completion, Comp
 _EMBED_V1 = Description("Embed texts, as Cohere's first API does.", EmbedRequest, EmbedV1Reply)
 _TOKENIZE = Description("Token ids of a text or a conversation.", TokenizeRequest, TokenizeReply, unready=True)
 _DETOKENIZE = Description("The text of token ids.", DetokenizeRequest, DetokenizeReply, unready=True)
+_ONE_MODEL = Description("Show one model.", response=operations.ModelEntry)
 _CANCEL = Description("End a request by its id.", response=CancelledReply)
 _CANCEL_MANY = Description("End requests by ids or labels.", CancelRequests, CancelledReplies)
 
@@ -94,7 +95,7 @@ _TOOLS = (
 )
 _OPERATIONS = (
     _get("/v1/models", operations.list_models, Description("List the models.", response=operations.ModelList)),
-    _get("/v1/models/{model:path}", operations.show_model, Description("Show one.", response=operations.ModelEntry)),
+    _get("/v1/models/{model:path}", operations.show_model, _ONE_MODEL),
     _open("/health", operations.health, Description("Liveness: the server runs.")),
     _open("/ready", operations.ready, Description("Readiness: every engine admits requests.", unready=True)),
     _open("/ping", operations.health, Description("The same as /health."), ("GET", "POST")),

@@ -131,7 +131,7 @@ class Call:
         """
         watch = self._visit.journal.follow(submit)
         submit = self._on_terms(submit)
-        async with opener.open(submit) as handle:
+        async with opener.open(submit, self._visit.outcome) as handle:
             handle.watch(watch)
             yield handle
 

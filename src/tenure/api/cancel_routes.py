@@ -1,7 +1,8 @@
 """`POST /v1/requests/{id}/cancel` and `POST /v1/requests/cancel`: end requests by the names that callers know.
 
-An answer comes when the engine holds nothing any more of what it names, and repeats what was told for as long as the
-engine remembers. Whoever waits for the ended request gets `aborted`: 409, or an error event in a stream.
+An answer comes when the engine holds nothing any more of what it names, and repeats what was told for as long as it is
+remembered; an engine that was started again knows from the API processes how a request ended, but not how long that
+took. Whoever waits for the ended request gets `aborted`: 409, or an error event in a stream.
 """
 
 import msgspec
@@ -25,7 +26,7 @@ class CancelRequests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CancelledReply(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request has ended. `seconds`: from the order to end it until all was free; 0 if it had ended of itself."""
+    """How a request has ended. `seconds`: from the order to end it until all was free; 0 if it had ended before."""
 
     id: str
     outcome: Outcome

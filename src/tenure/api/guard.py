@@ -266,6 +266,7 @@ def _open_visit(scope: Scope, match: Match | None, tally: Tally) -> Visit:
 
 
 def _record_failure(visit: Visit, exc: Exception) -> None:
-    if not isinstance(exc, ApiError):
+    known = exc if isinstance(exc, ApiError) else None
+    if known is None:
         logger.error("request %s failed", visit.arrival.request_id, exc_info=exc)
-    visit.fail(exc if isinstance(exc, ApiError) else errors.internal_error())
+    visit.fail(known or errors.internal_error())

@@ -40,6 +40,11 @@ engine lives and does not answer, which would be our bug."""
 Answer = wire.LedgerReply | wire.CancelledByName
 
 
+def client_left() -> Outcome:
+    """The usual cause of a cancel."""
+    return Outcome.CLIENT_CANCELLED
+
+
 def _ignore(seconds: float) -> None:
     del seconds
 
@@ -54,7 +59,7 @@ class EngineClient:
     `heartbeat_timeout`: seconds of silence after which the engine is taken for dead; 0 waits for ever. `step_timeout`:
     seconds after which an engine whose step does not end is taken for dead; 0 waits for ever.
     `on_cancelled` is told how long each cancel took until the engine held nothing of the request. `recall` ends what is
-    named and was not admitted by an engine yet, and says what that was.
+    named and was not admitted by an engine yet; it returns that, and what it knows to have ended before.
     """
 
     def __init__(
@@ -109,12 +114,15 @@ class EngineClient:
     # what handlers use
 
     @asynccontextmanager
-    async def open(self, submit: wire.Submit) -> AsyncIterator[GenerationHandle]:
+    async def open(
+        self, submit: wire.Submit, cause: Callable[[], Outcome] = client_left
+    ) -> AsyncIterator[GenerationHandle]:
         """Have a request admitted (its `request` number is set here), and hold it for as long as the scope lasts.
 
         Raises Refusal; also for a request that is larger than all open ones may be together: it is not even sent, as
         its message might be too large for the connection that all share. Leaving the scope before the request is over
-        cancels it, and waits, shielded, until the engine holds nothing of it.
+        cancels it, and waits, shielded, until the engine holds nothing of it. When it is left because the task is
+        cancelled, `cause` tells why.
         """
         if self.card is None:
             raise unavailable()
@@ -124,7 +132,7 @@ class EngineClient:
             await handle.wait_admitted()
             yield handle
         except anyio.get_cancelled_exc_class():
-            await self._cancel(handle, Outcome.CLIENT_CANCELLED)
+            await self._cancel(handle, cause())
             raise
         except EndingError as error:
             await self._cancel(handle, error.outcome)

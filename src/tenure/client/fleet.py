@@ -4,13 +4,13 @@ A model with several engines is one to its callers: `Served.open` asks one engin
 refused by one is in none when the next is asked.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 import anyio
 
-from tenure.client.engine import EngineClient, unavailable
+from tenure.client.engine import EngineClient, client_left, unavailable
 from tenure.client.generation import GenerationHandle, Refusal
 from tenure.errors import CallerError
 from tenure.outcomes import FinishReason, Outcome
@@ -32,7 +32,9 @@ _ASK_ANOTHER = (Outcome.QUEUE_FULL, Outcome.UNAVAILABLE)
 class Opener(Protocol):
     """Has requests admitted: one engine, or all engines of a model."""
 
-    def open(self, submit: Submit) -> AbstractAsyncContextManager[GenerationHandle]: ...
+    def open(
+        self, submit: Submit, cause: Callable[[], Outcome] = client_left
+    ) -> AbstractAsyncContextManager[GenerationHandle]: ...
 
 
 class ModelNotFound(CallerError):
@@ -91,21 +93,21 @@ class Served:
         return any(engine.vitals.beyond_help for engine in self.engines)
 
     @asynccontextmanager
-    async def open(self, submit: Submit) -> AsyncIterator[GenerationHandle]:
+    async def open(self, submit: Submit, cause: Callable[[], Outcome] = client_left) -> AsyncIterator[GenerationHandle]:
         """As `EngineClient.open`, by the engine with the fewest outstanding tokens that admits the request.
 
         Raises Refusal: the first that another engine cannot mend, else the one that promises room soonest.
         """
         async with AsyncExitStack() as stack:
-            yield await self._admitted(submit, stack)
+            yield await self._admitted(submit, cause, stack)
 
-    async def _admitted(self, submit: Submit, stack: AsyncExitStack) -> GenerationHandle:
+    async def _admitted(self, submit: Submit, cause: Callable[[], Outcome], stack: AsyncExitStack) -> GenerationHandle:
         refusals: list[Refusal] = []
         asked: set[int] = set()
         while (index := self._next_engine(asked)) is not None:
             asked.add(index)
             try:
-                return await stack.enter_async_context(self.engines[index].open(submit))
+                return await stack.enter_async_context(self.engines[index].open(submit, cause))
             except Refusal as refusal:
                 if refusal.outcome not in _ASK_ANOTHER:
                     raise
@@ -176,8 +178,8 @@ class Fleet:
         async def ask(engine: EngineClient) -> None:
             requests = await engine.cancel_by_name(ids, labels, owner)
             for request in requests or ():
-                known = found.get(request.id, request)
-                found[request.id] = max(known, request, key=lambda answer: answer.seconds)  # who had it has timed it
+                if request.id not in found or not request.heard:
+                    found[request.id] = request
             if requests is None:
                 silent.append(engine)
 

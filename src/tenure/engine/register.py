@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
+import msgspec
+
 from tenure.outcomes import Outcome
 from tenure.process.ended import EndedRequests
 from tenure.wire.messages import CancelByName, CancelledRequest
@@ -97,7 +99,7 @@ class Register:
         """An API process has seen these end; returns those that have come in since and are to be ended as well."""
         for request in recalled:
             if self._ended.get(request.id) is None:  # else this engine knows better
-                self._ended.note(request)
+                self._ended.note(msgspec.structs.replace(request, heard=True))
         question = self._questions.get(number)
         if question is None:
             return set()

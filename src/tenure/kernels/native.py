@@ -46,7 +46,7 @@ class NativeKernels:
     _attend: Callable[..., None]
     _multiply: Callable[..., None]
     _attend_texts: Callable[..., None]
-    can_multiply: bool
+    has_avx512: bool
     """Whether this processor can run `multiply` and `attend_texts`."""
 
     @classmethod
@@ -68,7 +68,7 @@ class NativeKernels:
             _function(loaded.tenure_attend, *[_POINTER] * 4),
             _function(loaded.tenure_multiply, *[_POINTER] * 5, *[_SIZE] * 3),
             _function(loaded.tenure_attend_texts, *[_POINTER] * 3),
-            bool(loaded.tenure_can_multiply()),
+            bool(loaded.tenure_has_avx512()),
         )
 
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
@@ -157,9 +157,9 @@ def can_run(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32 and device.type == "cpu" and available()
 
 
-def can_multiply(dtype: torch.dtype, device: torch.device) -> bool:
+def can_run_avx512(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether there are native products, and attention of encoders, for this element type and device."""
-    return can_run(dtype, device) and NativeKernels.load().can_multiply
+    return can_run(dtype, device) and NativeKernels.load().has_avx512
 
 
 def can_attend(shape: AttentionShape) -> bool:

@@ -130,7 +130,7 @@ static int64_t row_groups(int64_t threads, int64_t panels, int64_t tiles) {
     return best;
 }
 
-int64_t tenure_can_multiply(void) { return __builtin_cpu_supports("avx512f") != 0; }
+int64_t tenure_has_avx512(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
 /* out = x W^T (+ bias) (+ addend); `out` and `addend` have the shape (rows, outputs). */
 void tenure_multiply(const float *x, const float *panels, const float *bias, const float *addend, float *out,
@@ -149,7 +149,7 @@ void tenure_multiply(const float *x, const float *panels, const float *bias, con
 
 #else
 
-int64_t tenure_can_multiply(void) { return 0; }
+int64_t tenure_has_avx512(void) { return 0; }
 
 void tenure_multiply(const float *x, const float *panels, const float *bias, const float *addend, float *out,
                      int64_t rows, int64_t inputs, int64_t outputs) {

@@ -39,7 +39,10 @@ class TextPlan:
 
 
 def plan_texts(lengths_S: IntArray, num_heads: int, head_dim: int) -> TextPlan:
-    """Plan for texts whose rows lie side by side, from row 0 on. Their queries are shared out evenly over tasks."""
+    """Plan for texts, none of them empty, whose rows lie side by side, from row 0 on.
+
+    The queries of a text are shared out evenly over its tasks.
+    """
     parts_S = -(-lengths_S // MAX_QUERIES)
     queries_S = -(-lengths_S // parts_S)
     texts_K = np.repeat(np.arange(len(lengths_S)), parts_S)

@@ -15,6 +15,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
+#include <float.h>
 #include <immintrin.h>
 #include <math.h>
 #include <string.h>
@@ -58,10 +59,11 @@ ALWAYS_INLINE void store(float *to, vec x) { *(unaligned_vec *)to = x; }
 
 ALWAYS_INLINE vec splat(float x) { return (vec){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
-/* e^x for x <= 0 with a relative error of about 1e-7; NaN stays NaN, and minus infinity gives 0.
+/* e^x for x <= 0 with a relative error of about 1e-7; NaN stays NaN, and what is far below 0 gives 0.
  *
  * x = n ln 2 + r with |r| <= ln(2) / 2; e^r by its Taylor series, whose next term is below 6e-9. */
 ALWAYS_INLINE vec exponential(vec x) {
+    x = _mm512_max_ps(splat(-126.0f), x); /* the second one if either is NaN */
     const vec n = _mm512_roundscale_ps(x * splat(0x1.715476p+0f), 0);
     /* ln 2 in two parts; n times the first one is exact. */
     const vec r = (x - n * splat(0x1.62e4p-1f)) - n * splat(0x1.7f7d1cp-20f);
@@ -160,7 +162,8 @@ AVX512 static void attend_text(const text_plan *plan, const text_task *task, int
     unit.head_dim = head_dim;
     unit.width = (head_dim + PAIR - 1) / PAIR * PAIR;
     memset(unit.sums, 0, (size_t)(padded * unit.width) * sizeof(float));
-    for (int64_t q = 0; q < padded; q++) unit.maximum[q] = -INFINITY, unit.total[q] = 0;
+    /* Not minus infinity: a chunk of which all scores are that must not spoil those that follow. */
+    for (int64_t q = 0; q < padded; q++) unit.maximum[q] = -FLT_MAX, unit.total[q] = 0;
     for (int64_t first = 0; first < task->num_rows; first += CHUNK) {
         const int64_t left = task->num_rows - first, count = left < CHUNK ? left : CHUNK;
         copy_chunk(&unit, keys + first * row_size, plan->num_heads * head_dim, row_size, count, plan->scale);
@@ -185,7 +188,8 @@ AVX512 static void attend_text(const text_plan *plan, const text_task *task, int
 /* `heads` are the queries, keys and values of all rows: (row, which of the three, head, column). */
 void tenure_attend_texts(const text_plan *plan, const float *heads, float *out) {
     const int64_t units = plan->num_tasks * plan->num_heads;
-#pragma omp parallel for schedule(dynamic, 4) if (units > 16)
+    /* One short text takes less time than waking the other threads. */
+#pragma omp parallel for schedule(dynamic, 2) if (units > 0 && (plan->num_tasks > 1 || plan->tasks->num_rows > 32))
     for (int64_t unit = 0; unit < units; unit++)
         attend_text(plan, plan->tasks + unit / plan->num_heads, unit % plan->num_heads, heads, out);
 }

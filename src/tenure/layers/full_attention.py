@@ -77,9 +77,12 @@ def text_attention(shape: TextShape, backend: str | None = None) -> TextAttentio
     if backend not in TEXT_ATTENTION_BACKENDS:
         raise CallerError(f"no attention back end {backend!r} (there are: {', '.join(TEXT_ATTENTION_BACKENDS)})")
     if backend == "native" and not _can_run(shape):
-        raise CallerError("attention back end 'native' cannot run with this element type, device or installation")
+        raise CallerError(
+            "attention back end 'native' cannot run with this head size, element type, device, processor or "
+            "installation"
+        )
     return TEXT_ATTENTION_BACKENDS[backend](shape)
 
 
 def _can_run(shape: TextShape) -> bool:
-    return shape.head_dim <= MAX_HEAD_DIM and native.can_multiply(shape.dtype, shape.device)
+    return shape.head_dim <= MAX_HEAD_DIM and native.can_run_avx512(shape.dtype, shape.device)

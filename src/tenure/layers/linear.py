@@ -158,7 +158,7 @@ def linear_factory(
         backend = _fastest(dtype, device, few_rows)
     if backend not in LINEAR_BACKENDS:
         raise CallerError(f"no linear back end {backend!r} (there are: {', '.join(LINEAR_BACKENDS)})")
-    if backend == "native" and not native.can_multiply(dtype, device):
+    if backend == "native" and not native.can_run_avx512(dtype, device):
         raise CallerError(
             "linear back end 'native' does not run with this element type, on this device or in this installation"
         )
@@ -166,6 +166,6 @@ def linear_factory(
 
 
 def _fastest(dtype: torch.dtype, device: torch.device, few_rows: bool) -> str:
-    if few_rows and native.can_multiply(dtype, device):
+    if few_rows and native.can_run_avx512(dtype, device):
         return "native"
     return "onednn" if onednn.can_pack(dtype, device) else "torch"

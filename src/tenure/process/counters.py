@@ -45,7 +45,7 @@ WORK_PATHS = (
     "/v1/rerank",
     "/v2/rerank",
 )
-"""What the server counts as work: the paths of the work routes."""
+"""What the server counts as work: the paths of the work routes in `api/app.py`, which a supervisor does not import."""
 
 CANCEL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 FIRST_TOKEN_BUCKETS = (

@@ -16,6 +16,7 @@ class EndedRequests:
     def note(self, request: CancelledRequest) -> None:
         """A request has ended; what was noted of its id before is replaced."""
         self._requests[request.id] = request
+        self._requests.move_to_end(request.id)
         if len(self._requests) > REMEMBERED:
             self._requests.popitem(last=False)
 

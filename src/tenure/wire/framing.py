@@ -31,7 +31,7 @@ class FrameTooLarge(ResourceError):
 class Channel(Generic[Received]):
     """One side of a connection. `kind` is the union of what may be received.
 
-    `send` may be called by several tasks, `receive` by one.
+    `send` may be called by several tasks, or by an `Outbox` alone; `receive` by one.
     """
 
     def __init__(self, stream: ByteStream, kind: object) -> None:

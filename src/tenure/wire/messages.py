@@ -312,13 +312,15 @@ class CancelledRequest(msgspec.Struct, frozen=True, gc=False):
     id: str
     outcome: Outcome
     seconds: float
-    """From the order to end it until all was free; 0 when it had ended of itself."""
+    """From the order to end it until all was free; 0 when it had ended before that, or was in no engine."""
+    heard: bool = False
+    """The engine that says so never had it, but has heard of its end from an API process."""
 
 
 class Recall(Message, frozen=True):
-    """Some API process asks for requests to be ended by name: those of yours that no engine has been asked for yet.
+    """Some API process asks for requests to be ended by name: end those of yours that no engine has admitted yet.
 
-    Answered by `Recalled` with the same `sequence`.
+    Answered, with these and with those that have ended before, by `Recalled` with the same `sequence`.
     """
 
     sequence: int

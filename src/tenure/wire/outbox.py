@@ -1,4 +1,4 @@
-"""Frames on their way to a peer: handed over without waiting, sent in order by one task, bounded in bytes."""
+"""Frames on their way to a peer: handed over without waiting, sent in order, bounded in bytes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,9 @@ def _never(_frame: bytes) -> int:
 
 
 class Outbox:
-    """`put` never waits; `run` sends. After the peer is gone, or taken for dead, `put` drops what it is given.
+    """`put` never waits; `run` sends what has to wait.
+
+    After the peer is gone, or taken for dead, `put` drops what it is given.
 
     `send_now` sends what it can without waiting and returns how many bytes that was. With it a message for which
     nothing has to wait leaves in `put` itself: among many tasks `run` has its turn only after all that are ready now.

@@ -4,6 +4,7 @@ anyio's own set the result of a future that is already cancelled when a wait end
 which its socket becomes ready, as happens whenever a peer dies; `wait_readable` and `wait_writable` are free of that.
 """
 
+import logging
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -12,14 +13,17 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import ByteStream
 
+logger = logging.getLogger("tenure.wire")
+
 READ_BYTES = 256 * 1024
+_ACCEPT_AFTER = 0.1
+"""Seconds between two attempts that fail."""
 
 
 class SocketStream(ByteStream):
-    """A connected socket, which this object owns. One task may receive, and one may send, at a time."""
+    """A connected socket that does not block, which this object owns. One task may receive, and one send, at a time."""
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
         self._socket = connection
 
     async def receive(self, max_bytes: int = READ_BYTES) -> bytes:
@@ -49,7 +53,10 @@ class SocketStream(ByteStream):
                     raise self._fault() from error
 
     def send_now(self, item: bytes) -> int:
-        """Send what can be sent without waiting; how many bytes that was. `send` tells if the peer is gone."""
+        """Send what can be sent without waiting; how many bytes that was. Not while a `send` is under way.
+
+        That the peer is gone is for `send` to tell.
+        """
         try:
             return self._socket.send(item)
         except OSError:
@@ -82,7 +89,10 @@ async def connect(path: str) -> SocketStream:
 
 
 async def serve(listener: socket.socket, handler: Callable[[SocketStream], Coroutine[Any, Any, None]]) -> None:
-    """Have `handler` serve each connection in a task of its own, until cancelled."""
+    """Have `handler` serve each connection in a task of its own, until cancelled.
+
+    A caller waits while there is nothing to make its connection of, such as a descriptor.
+    """
     listener.setblocking(False)
     async with anyio.create_task_group() as group:
         while True:
@@ -90,5 +100,9 @@ async def serve(listener: socket.socket, handler: Callable[[SocketStream], Corou
                 connection, _ = listener.accept()
             except BlockingIOError:
                 await anyio.wait_readable(listener)
+            except OSError:
+                logger.exception("a connection could not be accepted")
+                await anyio.sleep(_ACCEPT_AFTER)
             else:
+                connection.setblocking(False)
                 group.start_soon(handler, SocketStream(connection))
