@@ -101,8 +101,9 @@ class _LayerBuilder:
         head_dim = self.config.hidden_size // self.config.num_heads
         shape = TextShape(self.config.num_heads, head_dim, self.weights.dtype, self.weights.device)
         with torch.inference_mode(), ThreadPoolExecutor(cores()) as pool:
+            embedding = self._embedding()
             layers = list(pool.map(self._layer, range(self.config.num_layers)))
-            return BertLayers(self._embedding(), layers, text_attention(shape, attention))
+            return BertLayers(embedding, layers, text_attention(shape, attention))
 
     def _embedding(self) -> BertEmbedding:
         config, prefix = self.config, f"{self.prefix}embeddings"
