@@ -1,5 +1,6 @@
 """What is named in a cancel and was not admitted by any engine ends here, wherever it is on its way to one."""
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -7,20 +8,23 @@ import anyio
 import httpx
 import pytest
 
+from tenure.client import Refusal
 from tenure.client.engine import client_left
 from tenure.outcomes import Outcome
 from tenure.wire.messages import CancelledRequest, Recall, Submit
 from tests.api.generation_rig import FakeEngine, FakeHandle, Rig
 from tests.tasks import run
 
-BODY = {"prompt": "hi"}
+FULL = Refusal(Outcome.QUEUE_FULL, "queue_full", "no room", 1.0)
+BODY: dict[str, object] = {"prompt": "hi"}
 
 
 class Slow(FakeEngine):
     """Waits for `go_on` before it answers a request, or once it has admitted it."""
 
-    def __init__(self, *, admits_first: bool) -> None:
+    def __init__(self, *, admits_first: bool, refusal: Refusal | None = None) -> None:
         super().__init__()
+        self._late_refusal = refusal
         self.reached, self.go_on = anyio.Event(), anyio.Event()
         self._admits_first = admits_first
 
@@ -29,6 +33,8 @@ class Slow(FakeEngine):
         async with super().open(submit, cause) as handle:
             if not self._admits_first:
                 await self._wait()
+            if self._late_refusal is not None:
+                raise self._late_refusal
             yield handle
             if self._admits_first:
                 await self._wait()
@@ -38,19 +44,26 @@ class Slow(FakeEngine):
         await self.go_on.wait()
 
 
-async def recalled(engine: Slow, names: Recall, *, then: bool) -> tuple[httpx.Response, list[CancelledRequest], Rig]:
-    """The reply to a request that is named while `engine` has it; with `then` the engine goes on afterwards."""
+async def recalled(
+    engine: Slow, names: Recall, body: dict[str, object], *, then: bool = False, woken: bool = False
+) -> tuple[httpx.Response, list[CancelledRequest], Rig]:
+    """The reply to a request that is named while `engine` has it.
+
+    With `then` the engine goes on afterwards; with `woken` just before, so that nobody has had a turn between.
+    """
     rig = Rig(engine=engine)
     replies: list[httpx.Response] = []
 
     async def ask() -> None:
         transport = httpx.ASGITransport(rig.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            replies.append(await client.post("/v1/completions", json=BODY, headers={"X-Request-Id": "mine"}))
+            replies.append(await client.post("/v1/completions", json=body, headers={"X-Request-Id": "mine"}))
 
     async with anyio.create_task_group() as group:
         group.start_soon(ask)
         await engine.reached.wait()
+        if woken:
+            engine.go_on.set()
         ended = rig.app.recall(names)
         if then:
             engine.go_on.set()
@@ -69,7 +82,7 @@ def test_while_an_engine_is_being_asked() -> None:
 
     async def scenario() -> None:
         engine = Slow(admits_first=False)
-        reply, ended, rig = await recalled(engine, Recall(sequence=1, ids=[], labels=["mine"], owner=""), then=False)
+        reply, ended, rig = await recalled(engine, Recall(sequence=1, ids=[], labels=["mine"], owner=""), BODY)
         check_ended(reply, ended, rig)
         assert engine.cancelled_for == [Outcome.ABORTED], "and the engine is told so too"
 
@@ -86,8 +99,29 @@ def test_while_an_engine_is_being_asked() -> None:
 )
 def test_others_go_on(names: Recall) -> None:
     async def scenario() -> None:
-        reply, ended, _ = await recalled(Slow(admits_first=False), names, then=True)
+        reply, ended, _ = await recalled(Slow(admits_first=False), names, BODY, then=True)
         assert (reply.status_code, ended) == (200, [])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("refusal", [None, FULL], ids=["admitted", "refused"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_in_the_very_turn_in_which_the_engine_answers(stream: bool, refusal: Refusal | None) -> None:
+    """The handler was woken and runs on before it is cancelled; but what was decided is what the client is told."""
+
+    async def scenario() -> None:
+        engine = Slow(admits_first=False, refusal=refusal)
+        names = Recall(sequence=1, ids=[], labels=["mine"], owner="")
+        reply, ended, rig = await recalled(engine, names, {**BODY, "stream": stream}, woken=True)
+        if reply.status_code == 200:
+            assert stream
+            assert "[DONE]" not in reply.text
+            assert json.loads(reply.text.strip().split("data: ")[-1])["error"]["code"] == "aborted"
+            assert len(ended) == 1
+            assert rig.counts.outcomes == {"aborted": 1}
+        else:
+            check_ended(reply, ended, rig)
 
     run(scenario)
 
@@ -106,7 +140,7 @@ def test_what_has_ended_is_remembered_by_its_id() -> None:
 def test_what_an_engine_has_admitted_is_its_own_to_end() -> None:
     async def scenario() -> None:
         names = Recall(sequence=1, ids=[], labels=["mine"], owner="")
-        reply, ended, rig = await recalled(Slow(admits_first=True), names, then=True)
+        reply, ended, rig = await recalled(Slow(admits_first=True), names, BODY, then=True)
         assert (reply.status_code, ended) == (200, [])
         assert rig.counts.outcomes == {"ok": 1}
 

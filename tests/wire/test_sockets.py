@@ -1,6 +1,7 @@
 """A wait on a socket may be cancelled at any moment, also in the turn in which the socket becomes ready."""
 
 import asyncio
+import resource
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -175,6 +176,31 @@ def test_each_connection_is_served_in_a_task_of_its_own(tmp_path: Path) -> None:
                     assert await speaking.receive() == b"hello"
                     with pytest.raises(anyio.EndOfStream):
                         await speaking.receive()
+                group.cancel_scope.cancel()
+
+    run(scenario)
+
+
+def test_a_caller_waits_for_a_descriptor_to_become_free(tmp_path: Path) -> None:
+    async def hello(stream: SocketStream) -> None:
+        async with stream:
+            await stream.send(b"hello")
+
+    async def scenario() -> None:
+        with listening(tmp_path / "s") as listener, socket.socket(socket.AF_UNIX) as caller:
+            caller.setblocking(False)
+            caller.connect(str(tmp_path / "s"))
+            waiting = SocketStream(caller)
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            async with anyio.create_task_group() as group:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (caller.fileno() + 1, hard))
+                try:
+                    group.start_soon(serve, listener, hello)
+                    for _ in range(20):
+                        await anyio.lowlevel.checkpoint()
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                assert await waiting.receive() == b"hello"
                 group.cancel_scope.cancel()
 
     run(scenario)

@@ -100,7 +100,11 @@ class Call:
         media_type: str = "application/json",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Send a whole response."""
+        """Send a whole response; raises ApiError when the request has failed meanwhile."""
+        self._visit.check()
+        await self._whole(status, content, media_type, headers)
+
+    async def _whole(self, status: int, content: bytes, media_type: str, headers: Mapping[str, str] | None) -> None:
         given = {"content-type": media_type, "content-length": str(len(content)), **(headers or {})}
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in given.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
@@ -112,7 +116,8 @@ class Call:
 
     async def respond_error(self, error: ApiError) -> None:
         """Send an error envelope. Handlers raise instead."""
-        await self.respond(error.status, error.body(self._visit.arrival.route.dialect), headers=error.headers)
+        body = error.body(self._visit.arrival.route.dialect)
+        await self._whole(error.status, body, "application/json", error.headers)
 
     def explain(self, exc: Exception) -> ApiError:
         """The caller's view of a failure; a bug is `internal_error`, without details."""
@@ -149,7 +154,7 @@ class Call:
         End it with `done()`. A failure inside the scope is raised again: if nothing was sent yet it
         becomes an ordinary error response, else one error event has been sent and the body closed, without `[DONE]`.
         """
-        stream = EventStream(self._send)
+        stream = EventStream(self._send, self._visit.check)
         try:
             async with self._keeping_alive(stream):
                 yield stream
@@ -159,7 +164,7 @@ class Call:
             error = self.explain(exc)
             if stream.started and not stream.ended and self._visit.stage is not Stage.FINISHED:
                 self._visit.fail(error)
-                await stream.end_with(error.event())
+                await stream.end_with((self._visit.error or error).event())
             raise
 
     @asynccontextmanager

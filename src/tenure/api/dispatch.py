@@ -42,7 +42,7 @@ async def _answer_failure(call: Call, visit: Visit, exc: Exception) -> None:
         return
     visit.fail(error)
     if visit.stage is Stage.OPEN:
-        await call.respond_error(error)
+        await call.respond_error(visit.error or error)  # it may have failed of something else first
     elif visit.stage is Stage.STARTED:
         raise exc
 

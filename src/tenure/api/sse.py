@@ -1,5 +1,7 @@
 """The writer of server-sent events. One per response; it is the only one that sends body bytes of it."""
 
+from collections.abc import Callable
+
 import anyio
 from starlette.types import Send
 
@@ -11,12 +13,16 @@ HEADERS = [
 
 
 class EventStream:
-    """Events out, in order; the response's status and headers go with the first bytes."""
+    """Events out, in order; the response's status and headers go with the first bytes.
 
-    def __init__(self, send: Send) -> None:
+    `check` raises what the request has failed of meanwhile, if it has.
+    """
+
+    def __init__(self, send: Send, check: Callable[[], None]) -> None:
         self.started = False
         self.ended = False
         self._send = send
+        self._check = check
         self.writing = anyio.Lock(fast_acquire=True)
         """Held while bytes are handed over."""
         self._last_sent = anyio.current_time()
@@ -26,7 +32,8 @@ class EventStream:
         await self._write(b"data: " + data + b"\n\n")
 
     async def done(self) -> None:
-        """End the stream as a success, with `data: [DONE]`."""
+        """End the stream as a success, with `data: [DONE]`; raises what `check` does."""
+        self._check()
         await self._write(b"data: [DONE]\n\n", last=True)
 
     async def end_with(self, block: bytes) -> None:

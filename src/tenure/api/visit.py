@@ -67,6 +67,14 @@ class Visit:
         if not self.decided:
             self.error = error
 
+    def check(self) -> None:
+        """Raise what the request failed of, if it has: nobody may tell its client otherwise any more.
+
+        A handler that was woken in the same turn goes on until it next waits, and only then is cancelled.
+        """
+        if self.error is not None:
+            raise self.error
+
     def leave(self, now: float) -> None:
         """Record that the client has left; what was decided before stands."""
         if not self.decided:

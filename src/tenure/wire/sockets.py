@@ -4,6 +4,7 @@ anyio's own set the result of a future that is already cancelled when a wait end
 which its socket becomes ready, as happens whenever a peer dies; `wait_readable` and `wait_writable` are free of that.
 """
 
+import errno
 import logging
 import socket
 from collections.abc import Callable, Coroutine
@@ -16,6 +17,7 @@ from anyio.abc import ByteStream
 logger = logging.getLogger("tenure.wire")
 
 READ_BYTES = 256 * 1024
+_LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ACCEPT_AFTER = 0.1
 """Seconds between two attempts that fail."""
 
@@ -100,7 +102,9 @@ async def serve(listener: socket.socket, handler: Callable[[SocketStream], Corou
                 connection, _ = listener.accept()
             except BlockingIOError:
                 await anyio.wait_readable(listener)
-            except OSError:
+            except OSError as error:
+                if error.errno not in _LACKING:
+                    raise
                 logger.exception("a connection could not be accepted")
                 await anyio.sleep(_ACCEPT_AFTER)
             else:
