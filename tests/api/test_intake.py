@@ -32,7 +32,7 @@ def items_of(value: object) -> int:
 @given(VALUES, st.booleans())
 def test_the_shape_is_that_of_the_value(value: object, ascii_only: bool) -> None:
     *_, shape = (JsonShape(), *json_shapes(json.dumps(value, ensure_ascii=ascii_only).encode()))
-    assert shape == (depth_of(value), items_of(value))
+    assert (shape.depth, shape.containers + shape.commas) == (depth_of(value), items_of(value))
 
 
 @given(st.binary(max_size=60))
@@ -46,7 +46,7 @@ def test_deep_bodies_are_refused(body: bytes) -> None:
         check_shape(body, HttpLimits())
 
 
-@pytest.mark.parametrize("body", [b"[" + b"0," * 1000 + b"0]", b"[" + b"{}," * 501, b'{"a":[],' * 501])
+@pytest.mark.parametrize("body", [b"[" + b"0," * 1000 + b"0]", b"[" + b"{}," * 63, b'{"a":[],' * 32])
 def test_bodies_of_many_items_are_refused(body: bytes) -> None:
     limits = HttpLimits(max_body_depth=10_000, max_body_items=1000)
     with pytest.raises(ApiError, match="limit of 1000 items"):
@@ -57,13 +57,13 @@ def test_bodies_of_many_items_are_refused(body: bytes) -> None:
 def test_a_text_of_many_pieces_has_one_shape() -> None:
     text = json.dumps([[["a, [b" * 300_000]], {"c": [1] * 1_000_000}, "," * 1_500_000]).encode()
     *_, shape = json_shapes(text)
-    assert shape == (3, 3 + 1 + 1 + 1 + 1_000_000)
+    assert shape == (3, 1 + 1 + 1 + 1 + 1, 2 + 999_999)
     assert len(list(json_shapes(text))) == 3
 
 
 def test_brackets_in_strings_do_not_nest() -> None:
     """Nor do commas part items."""
-    limits = HttpLimits(max_body_items=1000)
+    limits = HttpLimits(max_body_items=3000)
     check_shape(json.dumps(["[" * 1000, '\\"[[' * 1000, {"[" * 100: "{,}" * 100}] * 100).encode(), limits)
 
 

@@ -51,7 +51,10 @@ def test_items_beyond_the_limit() -> None:
     rig = Rig(limits=HttpLimits(max_body_items=50))
     error = assert_refused(rig, rig.complete([72] * 60))
     assert "limit of 50 items" in error["message"]
-    assert rig.complete([72] * 30).status_code == 200
+    assert rig.complete([72] * 15).status_code == 200  # in two containers, of 16 each
+    other = Rig(limits=HttpLimits(max_body_items=50))
+    error = assert_refused(other, other.complete([[72], [73], [74]]))
+    assert "counts as 16" in error["message"]
 
 
 def test_choices_prompts_and_logprobs_beyond_the_limit() -> None:

@@ -3,15 +3,17 @@
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import Enum
 
 import anyio
 import httpx
 import pytest
 
-from tenure.client import Refusal
+from tenure.client import EndOfGeneration, Refusal
 from tenure.client.engine import client_left
 from tenure.outcomes import Outcome
-from tenure.wire.messages import CancelledRequest, Recall, Submit
+from tenure.wire.messages import CancelledRequest, ItemOutput, Recall, Submit
 from tests.api.generation_rig import FakeEngine, FakeHandle, Rig
 from tests.tasks import run
 
@@ -19,29 +21,52 @@ FULL = Refusal(Outcome.QUEUE_FULL, "queue_full", "no room", 1.0)
 BODY: dict[str, object] = {"prompt": "hi"}
 
 
-class Slow(FakeEngine):
-    """Waits for `go_on` before it answers a request, or once it has admitted it."""
+class When(Enum):
+    """At what moment of a request its engine is slow."""
 
-    def __init__(self, *, admits_first: bool, refusal: Refusal | None = None) -> None:
+    ASKED = "asked"
+    COMPUTING = "computing"
+    ANSWERED = "answered"
+    AFTERWARDS = "afterwards"
+
+
+class Slow(FakeEngine):
+    """Waits for `go_on` once in the course of a request."""
+
+    def __init__(self, *, when: When, refusal: Refusal | None = None) -> None:
         super().__init__()
-        self._late_refusal = refusal
         self.reached, self.go_on = anyio.Event(), anyio.Event()
-        self._admits_first = admits_first
+        self._late_refusal = refusal
+        self._when = when
 
     @asynccontextmanager
     async def open(self, submit: Submit, cause: Callable[[], Outcome] = client_left) -> AsyncIterator[FakeHandle]:
         async with super().open(submit, cause) as handle:
-            if not self._admits_first:
-                await self._wait()
+            await self.wait_if(When.ASKED)
             if self._late_refusal is not None:
                 raise self._late_refusal
-            yield handle
-            if self._admits_first:
-                await self._wait()
+            yield SlowHandle(handle.batches, handle.failure, engine=self)
+            await self.wait_if(When.AFTERWARDS)
 
-    async def _wait(self) -> None:
-        self.reached.set()
-        await self.go_on.wait()
+    async def wait_if(self, when: When) -> None:
+        if when is self._when:
+            self.reached.set()
+            await self.go_on.wait()
+
+
+@dataclass
+class SlowHandle(FakeHandle):
+    engine: Slow | None = None
+
+    async def receive(self) -> list[ItemOutput]:
+        assert self.engine is not None
+        await self.engine.wait_if(When.COMPUTING)
+        try:
+            return await super().receive()
+        except EndOfGeneration:
+            self.end()
+            await self.engine.wait_if(When.ANSWERED)
+            raise
 
 
 async def recalled(
@@ -81,7 +106,7 @@ def test_while_an_engine_is_being_asked() -> None:
     """It may refuse, and the next engine have dealt with the names already: so nobody is asked any more."""
 
     async def scenario() -> None:
-        engine = Slow(admits_first=False)
+        engine = Slow(when=When.ASKED)
         reply, ended, rig = await recalled(engine, Recall(sequence=1, ids=[], labels=["mine"], owner=""), BODY)
         check_ended(reply, ended, rig)
         assert engine.cancelled_for == [Outcome.ABORTED], "and the engine is told so too"
@@ -99,7 +124,7 @@ def test_while_an_engine_is_being_asked() -> None:
 )
 def test_others_go_on(names: Recall) -> None:
     async def scenario() -> None:
-        reply, ended, _ = await recalled(Slow(admits_first=False), names, BODY, then=True)
+        reply, ended, _ = await recalled(Slow(when=When.ASKED), names, BODY, then=True)
         assert (reply.status_code, ended) == (200, [])
 
     run(scenario)
@@ -111,7 +136,7 @@ def test_in_the_very_turn_in_which_the_engine_answers(stream: bool, refusal: Ref
     """The handler was woken and runs on before it is cancelled; but what was decided is what the client is told."""
 
     async def scenario() -> None:
-        engine = Slow(admits_first=False, refusal=refusal)
+        engine = Slow(when=When.ASKED, refusal=refusal)
         names = Recall(sequence=1, ids=[], labels=["mine"], owner="")
         reply, ended, rig = await recalled(engine, names, {**BODY, "stream": stream}, woken=True)
         if reply.status_code == 200:
@@ -137,11 +162,29 @@ def test_what_has_ended_is_remembered_by_its_id() -> None:
     ]
 
 
-def test_what_an_engine_has_admitted_is_its_own_to_end() -> None:
+def test_what_an_engine_computes_is_aborted_whatever_still_comes() -> None:
+    """The engine ends it; should it have finished in the same moment, the client is told what the cancel was told."""
+
+    async def scenario() -> None:
+        engine = Slow(when=When.COMPUTING)
+        names = Recall(sequence=1, ids=[], labels=["mine"], owner="")
+        reply, ended, rig = await recalled(engine, names, BODY, then=True)
+        check_ended(reply, ended, rig)
+        assert engine.cancelled_for == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("when", [When.ANSWERED, When.AFTERWARDS])
+def test_what_has_all_of_its_answer_goes_on(when: When) -> None:
+    """Its outcome is told once it is decided: when its client has been sent it all."""
+
     async def scenario() -> None:
         names = Recall(sequence=1, ids=[], labels=["mine"], owner="")
-        reply, ended, rig = await recalled(Slow(admits_first=True), names, BODY, then=True)
-        assert (reply.status_code, ended) == (200, [])
+        reply, ended, rig = await recalled(Slow(when=when), names, BODY, then=True)
+        assert reply.status_code == 200
+        known = [CancelledRequest(reply.headers["x-tenure-request-id"], Outcome.OK, 0.0)]
+        assert ended == (known if when is When.AFTERWARDS else [])
         assert rig.counts.outcomes == {"ok": 1}
 
     run(scenario)

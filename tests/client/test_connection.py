@@ -4,12 +4,15 @@ What an engine says too late, too early, twice, or of requests that nobody knows
 """
 
 import time
+from typing import Any, cast
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 
 from tenure.client import GenerationFailed, Refusal
+from tenure.client.engine import receive_within
 from tenure.client.generation import HandleState
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
@@ -112,6 +115,43 @@ def test_an_engine_that_gives_signs_of_life_is_kept() -> None:
                 await anyio.sleep(0.05)
             await engine.say_and_be_heard(rig.client, wire.Ready(card=CARD, epoch="e"))
             assert rig.client.ready
+
+    run(scenario)
+
+
+class Late:
+    """A channel of which two looks are cut short, as in a process that is busy itself."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    async def receive(self) -> list[str]:
+        self.looks += 1
+        if self.looks <= 2:
+            await anyio.sleep_forever()
+        return ["a sign of life"]
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_what_has_arrived_counts_though_it_is_yet_to_be_read(arrived: bool) -> None:
+    async def scenario() -> None:
+        if arrived:
+            assert await receive_within(cast(Any, Late()), 0.05, lambda: arrived) == ["a sign of life"]
+        else:
+            with pytest.raises(TimeoutError):
+                await receive_within(cast(Any, Late()), 0.05, lambda: arrived)
+
+    run(scenario)
+
+
+def test_an_engine_that_has_said_nothing_is_not_waited_for() -> None:
+    """A frozen one's socket takes connections, and answers no questions."""
+
+    async def scenario() -> None:
+        async with bench() as rig:
+            await rig.accept()
+            assert await rig.client.cancel_by_name(["cmpl-1"]) is None
+            assert await rig.client.ledger() is None
 
     run(scenario)
 

@@ -243,6 +243,37 @@ def test_a_loop_that_has_nothing_to_compute_wakes_for_a_deadline() -> None:
     assert rig.executor.plans == []
 
 
+class Watched(queue.Queue[Order]):
+    """Notes how long it is waited for, and has the answer at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Order:
+        if timeout is not None:
+            self.waits.append(timeout)
+            self.put(Cancel(1, Outcome.ABORTED))
+        return super().get(block, timeout)
+
+
+def test_no_deadline_is_too_far_off_to_be_waited_for() -> None:
+    """The longest time that the operating system can wait is far below the largest number."""
+    rig = Rig()
+    rig.orders = Watched()
+    rig.loop = EngineLoop(
+        rig.scheduler,
+        rig.executor,
+        rig.orders,
+        rig.port,
+        Pace(StepCostEstimator(), max_tokens=64, step_time=0.0),
+        clock=rig.clock,
+    )
+    rig.run(Add(due(1, end_by=1e300)), Stall(1))
+    assert rig.port.ended == [(1, Outcome.ABORTED)]
+    assert 0 < max(rig.orders.waits) < threading.TIMEOUT_MAX
+
+
 def test_a_stalled_request_gets_no_step_until_it_is_resumed() -> None:
     rig = Rig()
 

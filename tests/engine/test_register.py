@@ -53,16 +53,23 @@ def test_a_request_that_ended_of_itself_says_how_and_took_no_time() -> None:
     assert told(register) == [(1, [CancelledRequest("cmpl-1", Outcome.OK, 0.0)])]
 
 
-def test_what_an_api_process_says_of_an_ended_request_counts_unless_the_engine_had_it() -> None:
-    """Another engine had the other one, or this one's predecessor."""
+def test_an_outcome_is_what_the_api_process_says_and_the_time_what_the_engine_has_measured() -> None:
+    """Of the last one the engine knows nothing: another had it, or its own predecessor."""
     register = Register()
-    register.enter(1, Name("cmpl-1", "", ""))
+    for number in (1, 2):
+        register.enter(number, Name(f"cmpl-{number}", "", ""))
     register.leave(1, Outcome.OK, now=2.0)
-    number, _ = register.ask(CONNECTION, by_id("cmpl-1", "cmpl-2"), [CONNECTION], 3.0)
-    said = [CancelledRequest(name, Outcome.UNAVAILABLE, 0.0) for name in ("cmpl-1", "cmpl-2")]
-    assert register.hear(CONNECTION, number, said, 3.0) == set()
-    heard = CancelledRequest("cmpl-2", Outcome.UNAVAILABLE, 0.0, heard=True)
-    assert told(register) == [(1, [CancelledRequest("cmpl-1", Outcome.OK, 0.0), heard])]
+    question, chosen = register.ask(CONNECTION, by_id("cmpl-1", "cmpl-2", "cmpl-3"), [CONNECTION], 3.0)
+    assert chosen == {2}
+    said = [CancelledRequest(f"cmpl-{number}", Outcome.ABORTED, 0.0) for number in (1, 2, 3)]
+    assert register.hear(CONNECTION, question, said, 3.0) == set()
+    register.leave(2, Outcome.OK, now=3.5)
+    expected = [
+        CancelledRequest("cmpl-1", Outcome.ABORTED, 0.0),
+        CancelledRequest("cmpl-2", Outcome.ABORTED, 0.5),
+        CancelledRequest("cmpl-3", Outcome.ABORTED, 0.0, heard=True),
+    ]
+    assert told(register) == [(1, expected)]
 
 
 def test_ids_match_exactly() -> None:

@@ -75,6 +75,16 @@ def test_silence_of_a_child_that_has_nothing_to_load() -> None:
     run(scenario)
 
 
+def test_a_child_that_has_nothing_to_load_must_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(watchdog, "START_TIMEOUT", 0.1)
+        async with watching(0.05, loads=False) as barks:
+            await barks.barked.wait()
+            assert barks.said == ["it has not begun to work after 0.1 s"]
+
+    run(scenario)
+
+
 def test_an_engine_that_reports_is_left_alone() -> None:
     """Idle, or in one step after the other, each of which may be late once: the whole machine may have stood still."""
 

@@ -18,6 +18,8 @@ from tenure.api import errors
 from tenure.config import HttpLimits
 
 MAX_LABEL_CHARACTERS = 256
+MOST_SECONDS = 2**31 - 1
+CONTAINER = 16
 _STRUCTURE = b'[{]}",'
 _OPEN, _CLOSE, _QUOTE, _COMMA = 1, 2, 3, 4
 _CODES = bytes.maketrans(_STRUCTURE, bytes((_OPEN, _OPEN, _CLOSE, _CLOSE, _QUOTE, _COMMA)))
@@ -79,16 +81,17 @@ def read_rank(headers: Headers) -> int | None:
 
 
 def read_timeout(headers: Headers) -> float | None:
-    """`X-Request-Timeout`: a positive number of seconds; None when absent."""
+    """`X-Request-Timeout`: a positive number of seconds, `MOST_SECONDS` at most; None when absent."""
     text = headers.get("x-request-timeout")
     if text is None:
         return None
     try:
-        seconds = float(text)
+        seconds = math.nan if "_" in text else float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise errors.invalid_request("X-Request-Timeout must be a positive number of seconds.", "X-Request-Timeout")
+    if not 0 < seconds <= MOST_SECONDS:
+        message = f"X-Request-Timeout must be a number of seconds above 0 and at most {MOST_SECONDS}."
+        raise errors.invalid_request(message, "X-Request-Timeout")
     return seconds
 
 
@@ -142,24 +145,30 @@ async def read_body(
 
 
 def check_shape(body: bytes, limits: HttpLimits) -> None:
-    """Refuse JSON that nests too deep, as the decoder recurses, or has so many items that it would hold up others."""
+    """Refuse JSON that nests too deep, as the decoder recurses, or has so many items that it would hold up others.
+
+    An array or an object counts as `CONTAINER` items, as it takes so much more memory than its text.
+    """
     opened = body.count(b"[") + body.count(b"{")
-    if opened <= limits.max_body_depth and opened + body.count(b",") <= limits.max_body_items:
+    if opened <= limits.max_body_depth and CONTAINER * opened + body.count(b",") <= limits.max_body_items:
         return
     for shape in json_shapes(body):
         if shape.depth > limits.max_body_depth:
             limit = limits.max_body_depth
             raise errors.malformed_request(f"The request body is nested deeper than the limit of {limit} levels.")
-        if shape.items > limits.max_body_items:
-            limit = limits.max_body_items
-            raise errors.malformed_request(f"The request body has more than the limit of {limit} items.")
+        if CONTAINER * shape.containers + shape.commas > limits.max_body_items:
+            raise errors.malformed_request(
+                f"The request body has more than the limit of {limits.max_body_items} items; "
+                f"an array or an object counts as {CONTAINER}."
+            )
 
 
 class JsonShape(NamedTuple):
-    """How deep the arrays and objects of a JSON text nest, and the items of them all; an empty one counts as one."""
+    """How deep the arrays and objects of a JSON text nest, how many there are, and how many commas part their items."""
 
     depth: int = 0
-    items: int = 0
+    containers: int = 0
+    commas: int = 0
 
 
 def json_shapes(body: bytes) -> Iterator[JsonShape]:
@@ -178,6 +187,9 @@ def json_shapes(body: bytes) -> Iterator[JsonShape]:
         opened, commas = (codes == _OPEN) & ~inside, (codes == _COMMA) & ~inside
         levels = level + np.cumsum(opened.view(np.int8) - ((codes == _CLOSE) & ~inside), dtype=np.int32)
         level, in_string = int(levels[-1]), bool(inside[-1])
-        items = np.count_nonzero(opened) + np.count_nonzero(commas)
-        shape = JsonShape(max(shape.depth, int(levels.max())), shape.items + int(items))
+        shape = JsonShape(
+            depth=max(shape.depth, int(levels.max())),
+            containers=shape.containers + int(np.count_nonzero(opened)),
+            commas=shape.commas + int(np.count_nonzero(commas)),
+        )
         yield shape

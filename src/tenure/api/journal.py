@@ -98,6 +98,11 @@ class Journal:
         self.tokens.prompt += sum(map(len, submit.prompts))
         return Watch(self, [len(prompt) for prompt in submit.prompts for _ in range(submit.n)])
 
+    @property
+    def answered(self) -> bool:
+        """An engine has given all of what it was asked for, or has failed to."""
+        return self.asked.generations > 0 and not self._running
+
     def close(self, outcome: Outcome) -> None:
         """The request is over; only one that ended well has samples of its sizes."""
         self.tally.move(self._counted_as, self.stage, None)

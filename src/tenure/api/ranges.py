@@ -31,10 +31,10 @@ class Range:
 
     def describe(self) -> str:
         noun = "an integer" if self.whole else "a number"
-        if self.clamped or self.high in (INT64_MAX, math.inf):
-            return f"{noun} {'above' if self.above_low else 'of at least'} {self.low:g}"
         if self.low == INT64_MIN:
             return f"{noun} of 64 bits"
+        if self.clamped or self.high in (INT64_MAX, math.inf):
+            return f"{noun} {'above' if self.above_low else 'of at least'} {self.low:g}"
         start = f"above {self.low:g} and at most" if self.above_low else f"from {self.low:g} to"
         return f"{noun} {start} {self.high:g}"
 

@@ -57,7 +57,7 @@ class EdgeOptions:
     max_json_depth: Annotated[int, whole(1, 256)] = _DEFAULTS.max_body_depth
     """Deepest nesting of arrays and objects in a body."""
     max_json_items: AtLeastOne = _DEFAULTS.max_body_items
-    """Most items of all arrays and objects in a body."""
+    """Most items of all arrays and objects in a body; an array or an object counts as 16."""
     max_header_size: Annotated[int, Parameter(alias="--h11-max-incomplete-event-size"), whole(1024)] = (
         _DEFAULTS.max_header_bytes
     )

@@ -96,9 +96,9 @@ class ServeOptions:
     engine_heartbeat_timeout: Seconds = 5.0
     """Seconds of silence after which the requests of an engine are ended, at least 1.5; 0 waits for ever."""
     engine_step_timeout: Seconds = 120.0
-    """Seconds of silence, or of one step, after which an engine is killed, at least 1.5; 0 waits for ever."""
+    """Seconds of silence, or of one step, after which an engine is killed (2 s later), at least 1.5; 0 is for ever."""
     api_heartbeat_timeout: Seconds = 30.0
-    """Seconds of silence after which a process that serves HTTP is killed, at least 1.5; 0 waits for ever."""
+    """Seconds of silence after which a process that serves HTTP is killed (2 s later), at least 1.5; 0 is for ever."""
 
 
 def run_server(models: Sequence[str], options: ServeOptions) -> int:

@@ -145,7 +145,7 @@ class EngineClient:
 
     async def ledger(self, timeout: float = 1.0) -> wire.EngineLedger | None:
         """The engine's ledger; None when it does not answer in time, or is not connected."""
-        if self._outbox is None:
+        if not self.vitals.speaks:
             return None
         number = next(self._numbers)
         reply = await self._ask(number, wire.AskLedger(sequence=number), timeout)
@@ -158,7 +158,7 @@ class EngineClient:
 
         Those that it knows; by id also if they have ended before. None when it does not answer in time, or is away.
         """
-        if self._outbox is None:
+        if not self.vitals.speaks:
             return None
         number = next(self._numbers)
         message = wire.CancelByName(sequence=number, ids=list(ids), labels=list(labels), owner=owner)
@@ -225,7 +225,7 @@ class EngineClient:
                 self._outbox = Outbox(channel, send_now=stream.send_now)
                 self._outbox.put(wire.Hello(worker=self._worker))
                 group.start_soon(self._write, self._outbox, group)
-                await self._read(channel)
+                await self._read(channel, stream.arrived)
                 group.cancel_scope.cancel()
         finally:
             self._lose()
@@ -238,11 +238,11 @@ class EngineClient:
         except PeerGone:
             group.cancel_scope.cancel()
 
-    async def _read(self, channel: Channel[wire.FromEngine]) -> None:
+    async def _read(self, channel: Channel[wire.FromEngine], arrived: Callable[[], bool]) -> None:
         limit = float("inf")  # the engine may be yet to start: its socket takes connections before it does
         try:
             while True:
-                messages = await _receive(channel, limit)
+                messages = await receive_within(channel, limit, arrived)
                 limit = self._heartbeat_timeout or float("inf")
                 self.vitals.hear()
                 for message in messages:
@@ -338,17 +338,21 @@ class EngineClient:
             handle.lose()
 
 
-async def _receive(channel: Channel[wire.FromEngine], limit: float) -> list[wire.FromEngine]:
+async def receive_within(
+    channel: Channel[wire.FromEngine], limit: float, arrived: Callable[[], bool]
+) -> list[wire.FromEngine]:
     """What arrives within `limit` seconds; raises TimeoutError.
 
-    The end of that time is a second, short look: this process may have been stopped itself, with the engine's signs of
-    life waiting unread.
+    The end of that time is a second, short look, and what has `arrived` by then counts, though it is yet to be read:
+    this process may have been stopped, or busy, itself.
     """
     second_look = min(_SECOND_LOOK, limit / 2)
-    with anyio.move_on_after(limit - second_look):
-        return await channel.receive()
-    with anyio.fail_after(second_look):
-        return await channel.receive()
+    while True:
+        for seconds in (limit - second_look, second_look):
+            with anyio.move_on_after(seconds):
+                return await channel.receive()
+        if not arrived():
+            raise TimeoutError
 
 
 def _check_size(submit: wire.Submit, card: wire.ModelCard) -> None:

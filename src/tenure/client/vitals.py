@@ -28,6 +28,8 @@ class Vitals:
 
     def __init__(self, step_timeout: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.health = Health.WELL
+        self.speaks = False
+        """It has said something over the connection that there is: a frozen engine's socket takes connections, too."""
         self._step_timeout = step_timeout
         self._clock = clock
         self._since = 0.0
@@ -59,6 +61,7 @@ class Vitals:
 
     def hear(self) -> None:
         """The engine has said something."""
+        self.speaks = True
         if self.health is Health.SILENT:
             self.health = Health.WELL
 
@@ -79,6 +82,7 @@ class Vitals:
 
     def disconnect(self) -> None:
         """The connection is gone, and with it all that the engine held for this process."""
+        self.speaks = False
         self._reported = self._own = 0
         self._late_step = None
         if self.health is Health.STUCK:

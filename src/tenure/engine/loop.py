@@ -95,9 +95,9 @@ class EngineLoop:
         return self._orders.get(timeout=self._patience())
 
     def _patience(self) -> float | None:
-        """How long to wait for an order: until somebody's time is up."""
+        """How long to wait for an order: until somebody's time is up, though an hour at most."""
         deadline = self._scheduler.next_deadline
-        return None if deadline is None else max(0.0, deadline - self._clock())
+        return None if deadline is None else min(max(0.0, deadline - self._clock()), 3600.0)
 
     def _expire(self) -> None:
         """Drop the requests whose time is up before they get another step."""

@@ -2,11 +2,11 @@
 
     enter --> live --leave--> ended, remembered until `process.ended.REMEMBERED` others have ended
 
-A question (`CancelByName`) is passed on to all API processes (`Recall`). They end what no engine has admitted yet, and
-tell what became of requests that this engine does not know: another had them, or its own predecessor. Each one's answer
-comes after all that it has submitted, so the names are looked up once more then, and no request slips through. The
-question waits for these answers, though no longer than `PATIENCE` (a process may have been stopped), and for all
-requests that it is to end; it is answered when the last of them has left.
+A question (`CancelByName`) is passed on to all API processes (`Recall`). They end what no engine has admitted yet,
+decide that what an engine computes is aborted, and tell what became of the others that they served, whichever engine
+had them: theirs is the outcome that callers see. Each one's answer comes after all that it has submitted, so the names
+are looked up once more then, and no request slips through. The question waits for these answers, though no longer than
+`PATIENCE` (a process may have been stopped), and for all requests that it is to end; then it is answered.
 The engine's I/O thread is the only one that touches this object.
 """
 
@@ -96,10 +96,13 @@ class Register:
         return number, self._choose(question, now)
 
     def hear(self, process: int, number: int, recalled: Sequence[CancelledRequest], now: float) -> set[int]:
-        """An API process has seen these end; returns those that have come in since and are to be ended as well."""
+        """An API process has seen these end; returns those that have come in since and are to be ended as well.
+
+        What it says of an outcome counts: it is what the caller was told.
+        """
         for request in recalled:
-            if self._ended.get(request.id) is None:  # else this engine knows better
-                self._ended.note(msgspec.structs.replace(request, heard=True))
+            known = self._ended.get(request.id) or msgspec.structs.replace(request, heard=True)
+            self._ended.note(msgspec.structs.replace(known, outcome=request.outcome))
         question = self._questions.get(number)
         if question is None:
             return set()
@@ -131,7 +134,8 @@ class Register:
             if not self._named[key]:
                 del self._named[key]
         seconds = max(0.0, now - self._ordered_at.pop(number, now))
-        self._ended.note(CancelledRequest(name.public_id, outcome, seconds))
+        told = self._ended.get(name.public_id)  # by its API process, which has decided
+        self._ended.note(CancelledRequest(name.public_id, told.outcome if told else outcome, seconds))
         for question in self._questions.values():
             question.waiting.discard(number)
 

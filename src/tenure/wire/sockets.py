@@ -6,6 +6,7 @@ which its socket becomes ready, as happens whenever a peer dies; `wait_readable`
 
 import errno
 import logging
+import select
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -18,7 +19,7 @@ logger = logging.getLogger("tenure.wire")
 
 READ_BYTES = 256 * 1024
 _LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_ACCEPT_AFTER = 0.1
+_ACCEPT_AFTER = 1.0
 """Seconds between two attempts that fail."""
 
 
@@ -41,6 +42,12 @@ class SocketStream(ByteStream):
                 if not data:
                     raise anyio.EndOfStream
                 return data
+
+    def arrived(self) -> bool:
+        """Whether there is something to receive, or the end of it."""
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        return bool(waiting.poll(0))
 
     async def send(self, item: bytes) -> None:
         await anyio.lowlevel.checkpoint()
@@ -105,7 +112,7 @@ async def serve(listener: socket.socket, handler: Callable[[SocketStream], Corou
             except OSError as error:
                 if error.errno not in _LACKING:
                     raise
-                logger.exception("a connection could not be accepted")
+                logger.error("a connection could not be accepted: %s", error)
                 await anyio.sleep(_ACCEPT_AFTER)
             else:
                 connection.setblocking(False)
