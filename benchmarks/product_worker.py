@@ -4,16 +4,14 @@ A rate is what would come out if nothing but the matrix products of the encoder'
 and in the pieces that Tenure takes, with nothing to read, to attend to, to normalise or to send.
 """
 
-import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import torch
 
-from benchmarks.workload import Round
+from benchmarks.workload import Round, serve_rounds
 from tenure.layers.linear import Linear, linear_factory
 from tenure.models.bert import ROWS_AT_ONCE
 from tenure.models.encoder_config import EncoderConfig, read_encoder_config
@@ -46,10 +44,7 @@ def measure(products: Sequence[Linear], config: EncoderConfig, given: Round) -> 
 def main() -> None:
     config = read_encoder_config(Path(sys.argv[1]))
     products = layers(config)
-    print(json.dumps("ready"), flush=True)
-    for line in sys.stdin:
-        given, _ = msgspec.json.decode(line, type=tuple[Round, int])
-        print(json.dumps(measure(products, config, given)), flush=True)
+    serve_rounds(lambda given, _: measure(products, config, given))
 
 
 if __name__ == "__main__":

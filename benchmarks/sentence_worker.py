@@ -6,16 +6,15 @@ encodes what all clients ask for at a time as one list: what the best server aro
 cost of being one.
 """
 
-import json
 import sys
 import threading
 import time
+from functools import partial
 
-import msgspec
 from sentence_transformers import SentenceTransformer, util
 
 from benchmarks.texts import Texts
-from benchmarks.workload import DOCUMENTS, Kind, Round, seed_of
+from benchmarks.workload import DOCUMENTS, Kind, Round, seed_of, serve_rounds
 
 
 def call(model: SentenceTransformer, given: Round, texts: Texts) -> int:
@@ -49,10 +48,7 @@ def measure(model: SentenceTransformer, given: Round, callers: int) -> float:
 
 def main() -> None:
     model = SentenceTransformer(sys.argv[1], device="cpu")
-    print(json.dumps("ready"), flush=True)
-    for line in sys.stdin:
-        given, callers = msgspec.json.decode(line, type=tuple[Round, int])
-        print(json.dumps(measure(model, given, callers)), flush=True)
+    serve_rounds(partial(measure, model))
 
 
 if __name__ == "__main__":

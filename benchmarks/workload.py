@@ -1,5 +1,8 @@
 """What a round of `benchmarks.pooling` asks for."""
 
+import json
+import sys
+from collections.abc import Callable
 from enum import StrEnum
 
 import msgspec
@@ -38,3 +41,11 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 def seed_of(given: Round, client: int) -> int:
     """Of the texts of one client in one round; the same for every peer."""
     return (given.number * 1000 + given.words) * 1000 + client
+
+
+def serve_rounds(measure: Callable[[Round, int], float]) -> None:
+    """As a worker process: answer each line of stdin, a round and how many threads may call, with its rate."""
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        given, callers = msgspec.json.decode(line, type=tuple[Round, int])
+        print(json.dumps(measure(given, callers)), flush=True)

@@ -123,11 +123,17 @@ class CountingScheduler(Scheduler):
 class Rig:
     """A loop with everything around it."""
 
-    def __init__(self, fails: dict[int, str] | None = None, max_tokens: int = 64) -> None:
-        self.clock = Clock()
+    def __init__(
+        self,
+        fails: dict[int, str] | None = None,
+        max_tokens: int = 64,
+        clock: "Clock | None" = None,
+        orders: "queue.Queue[Order] | None" = None,
+    ) -> None:
+        self.clock = clock or Clock()
         self.scheduler = CountingScheduler(LIMITS)
         self.executor = Executor(self.clock, fails)
-        self.orders: queue.Queue[Order] = queue.Queue()
+        self.orders: queue.Queue[Order] = orders or queue.Queue()
         self.port = Port()
         self.loop = EngineLoop(
             self.scheduler,
@@ -221,23 +227,17 @@ def test_a_limit_on_waiting_does_not_concern_what_has_begun() -> None:
     assert rig.port.ended == [(1, Outcome.OK)]
 
 
+class Ticking(Clock):
+    """Time passes whenever somebody looks."""
+
+    def __call__(self) -> float:
+        self.now += 0.01
+        return super().__call__()
+
+
 def test_a_loop_that_has_nothing_to_compute_wakes_for_a_deadline() -> None:
     """All that is open is stalled; only time passes."""
-    rig = Rig()
-    passing = rig.clock.__class__.__call__
-
-    def tick() -> float:
-        rig.clock.now += 0.01
-        return passing(rig.clock)
-
-    rig.loop = EngineLoop(
-        rig.scheduler,
-        rig.executor,
-        rig.orders,
-        rig.port,
-        Pace(StepCostEstimator(), max_tokens=64, step_time=0.0),
-        clock=tick,
-    )
+    rig = Rig(clock=Ticking())
     rig.run(Add(due(1, end_by=100.1)), Stall(1))
     assert rig.port.ended == [(1, Outcome.DEADLINE)]
     assert rig.executor.plans == []
@@ -259,19 +259,11 @@ class Watched(queue.Queue[Order]):
 
 def test_no_deadline_is_too_far_off_to_be_waited_for() -> None:
     """The longest time that the operating system can wait is far below the largest number."""
-    rig = Rig()
-    rig.orders = Watched()
-    rig.loop = EngineLoop(
-        rig.scheduler,
-        rig.executor,
-        rig.orders,
-        rig.port,
-        Pace(StepCostEstimator(), max_tokens=64, step_time=0.0),
-        clock=rig.clock,
-    )
+    orders = Watched()
+    rig = Rig(orders=orders)
     rig.run(Add(due(1, end_by=1e300)), Stall(1))
     assert rig.port.ended == [(1, Outcome.ABORTED)]
-    assert 0 < max(rig.orders.waits) < threading.TIMEOUT_MAX
+    assert 0 < max(orders.waits) < threading.TIMEOUT_MAX
 
 
 def test_a_stalled_request_gets_no_step_until_it_is_resumed() -> None:

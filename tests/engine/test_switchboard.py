@@ -1,5 +1,6 @@
 """Who may have work in the engine, whose it is, and what becomes of it when its connection is lost."""
 
+import queue
 import random
 from contextlib import suppress
 
@@ -84,6 +85,28 @@ def test_a_request_is_measured_by_its_prompts_and_choices() -> None:
             assert [answer.retry_after is None for answer in refused] == [False] * 2 + [True] * 6
             assert refused[3].code == "context_length_exceeded"
             assert await held(worker) == (1, 4, 18)
+
+    run(scenario)
+
+
+def test_a_connection_that_stalls_and_resumes_without_an_end_is_cut_off() -> None:
+    """Before the loop's orders are full, so that what the others want, and the end of what it held, have room."""
+
+    async def scenario() -> None:
+        async with board() as rig:
+            rig.orders = queue.Queue(100)
+            rig.open()
+            wild, other = [await rig.connect_ready() for _ in range(2)]
+            await wild.say(submit(1, label="w"))
+            await wild.hear(wire.Admitted)
+            await wild.say(*[kind(request=1) for _ in range(100) for kind in (wire.Stall, wire.Resume)])
+            with pytest.raises(PeerGone):
+                await wild.hear(wire.Message)
+            await other.say(submit(1, label="o"))
+            assert await other.hear(wire.Admitted) == wire.Admitted(request=1)
+            orders = rig.take_orders()
+            assert orders.count(Cancel(rig.requests["w"].number, Outcome.WORKER_LOST)) == 1
+            assert len(orders) < 60
 
     run(scenario)
 

@@ -1,7 +1,6 @@
 """Every row sees its whole text and nothing else, with all back ends, whatever the lengths."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from tenure.errors import CallerError
 from tenure.kernels import native
 from tenure.layers.full_attention import TEXT_ATTENTION_BACKENDS, TextShape, text_attention
 from tenure.layers.texts import AlikeTexts, pack_texts
+from tests.layers.threads import threads as using
 
 CPU = torch.device("cpu")
 needs_native = pytest.mark.skipif(
@@ -37,16 +37,6 @@ def expected(heads_T3NH: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
     return torch.cat(outputs).float()
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("num_heads", "head_dim"), [(12, 32), (3, 64), (2, 8), (1, 33), (2, 128), (5, 1)])
 @pytest.mark.parametrize("spread", [1.0, 30.0], ids=["flat", "peaked"])
@@ -71,7 +61,7 @@ def test_a_text_is_the_same_in_any_company_and_on_any_number_of_threads(length: 
     with torch.inference_mode():
         alone = attention(alike([length]))(own)
         for count in (1, 2):
-            with threads(count):
+            with using(count):
                 together = attention(alike(lengths))(heads)
             assert torch.equal(together[first : first + length], alone)
 

@@ -1,14 +1,12 @@
 """All linear back ends do the same sums."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 
 from tenure.errors import CallerError
 from tenure.kernels import native
 from tenure.layers.linear import LINEAR_BACKENDS, Activation, linear_factory
+from tests.layers.threads import threads as using
 
 CPU = torch.device("cpu")
 CAN_MULTIPLY = native.can_run_avx512(torch.float32, CPU)
@@ -43,16 +41,6 @@ def test_numbers_need_not_lie_together(backend: str) -> None:
         torch.testing.assert_close(found, residual + x @ weight.T, atol=1e-4, rtol=1e-4)
 
 
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 FUNCTIONS = {
     Activation.NONE: lambda x: x,
     Activation.GELU: torch.nn.functional.gelu,
@@ -82,10 +70,10 @@ def test_native_products_of_a_row_are_the_same_in_any_batch(inputs: int, outputs
     x[7, inputs // 2] = torch.nan
     with torch.inference_mode():
         linear = linear_factory(torch.float32, CPU, "native")(weight, None)
-        with _threads(1):
+        with using(1):
             whole, added = linear(x), linear.add(x, residual)
         for threads in (1, 2, 5):
-            with _threads(threads):
+            with using(threads):
                 for first in range(0, 131, threads):
                     for count in (1, 2, 11, 12, 13, 16, 50, 131):
                         rows = slice(first, min(first + count, 131))

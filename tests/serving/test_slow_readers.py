@@ -24,7 +24,7 @@ def impatient(servers: Servers, script: str) -> Iterator[ServerProcess]:
 
 
 @contextmanager
-def slow_reader(server: ServerProcess, prompt: str, **more: object) -> Iterator[Wire]:
+def slow_reader(server: ServerProcess, prompt: str, tokens: int = MANY, **more: object) -> Iterator[Wire]:
     """A connection with small buffers on which a long stream has begun."""
     url = httpx.URL(server.address)
     with socket.socket() as sock:
@@ -32,7 +32,7 @@ def slow_reader(server: ServerProcess, prompt: str, **more: object) -> Iterator[
         sock.settimeout(60)
         sock.connect((url.host, url.port or 80))
         with Wire(sock) as wire:
-            body = request(COMPLETIONS, prompt, MANY, stream=True, ignore_eos=True, **more)
+            body = request(COMPLETIONS, prompt, tokens, stream=True, ignore_eos=True, **more)
             wire.send(post(COMPLETIONS, body))
             status, _ = wire.head()
             assert status == 200
@@ -56,6 +56,46 @@ def test_a_reader_that_comes_back_gets_everything_in_order(impatient: ServerProc
     assert events[-1] == "[DONE]"
     assert "".join(piece_of(event) for event in events[:-1]) == recited("come back", MANY)
     until(lambda: impatient.outcomes().get("ok", 0) == 2)
+
+
+def cancelled(server: ServerProcess, public_id: str) -> tuple[str, float]:
+    reply = server.http.post(f"/v1/requests/{public_id}/cancel").json()
+    return reply["outcome"], reply["seconds"]
+
+
+@pytest.mark.parametrize("reads_on", [True, False])
+def test_a_cancel_of_what_its_client_does_not_read_stands_whatever_the_client_does(
+    impatient: ServerProcess, reads_on: bool
+) -> None:
+    with slow_reader(impatient, "unread") as wire:
+        until(lambda: stalled(impatient) == 1)
+        [public_id] = {row["request"] for row in impatient.engine()["holders"]}
+        first = cancelled(impatient, public_id)
+        assert first[0] == "aborted"
+        if reads_on:
+            assert json.loads(wire.events()[-1])["error"]["code"] == "aborted"
+    until(lambda: impatient.load() == 0)
+    assert cancelled(impatient, public_id) == first
+
+
+def test_a_cancel_of_an_answer_that_is_computed_and_not_read(impatient: ServerProcess) -> None:
+    """The engine is through with it, but its client was not sent it all: so it is aborted, and stays so."""
+    ended = impatient.outcomes().get("aborted", 0)
+    for tokens in range(400, 4000, 100):  # how many fit on the way depends on the system's buffers
+        with slow_reader(impatient, "computed", tokens) as wire:
+            until(lambda: stalled(impatient) == 1 or not any(impatient.engine()["items"].values()))
+            event = wire.event()
+            assert event is not None
+            public_id = json.loads(event)["id"]
+            if stalled(impatient) or not impatient.load():
+                continue
+            first = cancelled(impatient, public_id)
+        until(lambda: impatient.load() == 0)
+        if first[0] == "aborted":
+            assert cancelled(impatient, public_id) == first == ("aborted", 0.0)
+            until(lambda: impatient.outcomes().get("aborted", 0) == ended + 1)
+            return
+    raise AssertionError("no answer was in that state")
 
 
 def test_all_choices_of_a_request_stall_together(impatient: ServerProcess) -> None:

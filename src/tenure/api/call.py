@@ -163,8 +163,7 @@ class Call:
         except Exception as exc:
             error = self.explain(exc)
             if stream.started and not stream.ended and self._visit.stage is not Stage.FINISHED:
-                self._visit.fail(error)
-                await stream.end_with((self._visit.error or error).event())
+                await stream.end_with(self._visit.fail(error).event())
             raise
 
     @asynccontextmanager

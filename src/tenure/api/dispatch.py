@@ -40,9 +40,9 @@ async def _answer_failure(call: Call, visit: Visit, exc: Exception) -> None:
         logger.error("request %s failed: %s", call.request_id, error.message, exc_info=ours)
     if visit.decided and visit.error is None:
         return
-    visit.fail(error)
+    told = visit.fail(error)
     if visit.stage is Stage.OPEN:
-        await call.respond_error(visit.error or error)  # it may have failed of something else first
+        await call.respond_error(told)
     elif visit.stage is Stage.STARTED:
         raise exc
 

@@ -101,7 +101,7 @@ class Guard:
             visit.scope.cancel()
 
     def recall(self, names: Recall) -> list[CancelledRequest]:
-        """End what is named and was not admitted by an engine yet; returns it, and what has ended before."""
+        """End what is named; returns it, and what is named and has ended before."""
         return recall(self._open, self._ended, names)
 
     async def wait_empty(self) -> None:

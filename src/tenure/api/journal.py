@@ -72,7 +72,6 @@ class Asked:
     sampling: SamplingParams | None = None
     choices: int = 1
     generations: int = 0
-    """Those that an engine has admitted."""
     pooling: bool = False
 
 
@@ -97,11 +96,6 @@ class Journal:
         self.asked.pooling = submit.pooling is not None
         self.tokens.prompt += sum(map(len, submit.prompts))
         return Watch(self, [len(prompt) for prompt in submit.prompts for _ in range(submit.n)])
-
-    @property
-    def answered(self) -> bool:
-        """An engine has given all of what it was asked for, or has failed to."""
-        return self.asked.generations > 0 and not self._running
 
     def close(self, outcome: Outcome) -> None:
         """The request is over; only one that ended well has samples of its sizes."""

@@ -62,10 +62,11 @@ class Visit:
         timeout = self.terms.timeout
         return None if timeout is None else self.arrival.received_at + timeout - time.monotonic()
 
-    def fail(self, error: ApiError) -> None:
-        """Record why the request fails; what was decided before stands."""
+    def fail(self, error: ApiError) -> ApiError:
+        """Record why the request fails; what was decided before stands. Returns what its client is to be told."""
         if not self.decided:
             self.error = error
+        return self.error or error
 
     def check(self) -> None:
         """Raise what the request failed of, if it has: nobody may tell its client otherwise any more.

@@ -59,7 +59,7 @@ class EngineClient:
     `heartbeat_timeout`: seconds of silence after which the engine is taken for dead; 0 waits for ever. `step_timeout`:
     seconds after which an engine whose step does not end is taken for dead; 0 waits for ever.
     `on_cancelled` is told how long each cancel took until the engine held nothing of the request. `recall` ends what is
-    named and was not admitted by an engine yet; it returns that, and what it knows to have ended before.
+    named, and returns it with what it knows to have ended before.
     """
 
     def __init__(

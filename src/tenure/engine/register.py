@@ -2,11 +2,11 @@
 
     enter --> live --leave--> ended, remembered until `process.ended.REMEMBERED` others have ended
 
-A question (`CancelByName`) is passed on to all API processes (`Recall`). They end what no engine has admitted yet,
-decide that what an engine computes is aborted, and tell what became of the others that they served, whichever engine
-had them: theirs is the outcome that callers see. Each one's answer comes after all that it has submitted, so the names
-are looked up once more then, and no request slips through. The question waits for these answers, though no longer than
-`PATIENCE` (a process may have been stopped), and for all requests that it is to end; then it is answered.
+A question (`CancelByName`) is passed on to all API processes (`Recall`). They end what is open, wherever it is, and
+tell what became of the others that they served, whichever engine had them: theirs is the outcome that callers see. What
+is in this engine is ended at once here, and timed. Each one's answer comes after all that it has submitted, so the
+names are looked up once more then, and no request slips through. The question waits for these answers, though no longer
+than `PATIENCE` (a process may have been stopped), and for all requests that it is to end; then it is answered.
 The engine's I/O thread is the only one that touches this object.
 """
 

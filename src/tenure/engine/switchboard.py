@@ -264,6 +264,9 @@ class Switchboard:
         if entry is None or entry.cancelled or entry.stalled is stalled:
             self._unmatched += 1
             return
+        assert self._orders is not None
+        if self._orders.qsize() * 2 > self._orders.maxsize > 0:  # the other half is for orders that are bounded
+            raise PeerGone("it stalls and resumes without an end")
         entry.stalled = stalled
         self._order((Stall if stalled else Resume)(entry.number))
 

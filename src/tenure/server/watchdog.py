@@ -2,9 +2,8 @@
 
 A child reports once a second. Silence counts from when it says that it works, since loading a model takes as long as it
 takes; an API process, which loads none, works from its first report on, whatever has become of the engines, and must
-make it within `START_TIMEOUT`. Every finding needs a second
-look: when the supervisor itself, or the whole machine, has stood still, the reports are yet to be read, and the first
-of them tells of a step as old as that.
+make that within `START_TIMEOUT`. Every finding needs a second look: when the supervisor itself, or the whole machine,
+has stood still, the reports are yet to be read, and the first of them tells of a step as old as that.
 """
 
 import anyio

@@ -318,9 +318,9 @@ class CancelledRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class Recall(Message, frozen=True):
-    """Some API process asks for requests to be ended by name: end those of yours that no engine has admitted yet.
+    """Some API process asks for requests to be ended by name: end those of yours.
 
-    Answered, with these and with those that have ended before, by `Recalled` with the same `sequence`.
+    Answered, with these and with those that had ended before, by `Recalled` with the same `sequence`.
     """
 
     sequence: int
