@@ -17,7 +17,10 @@ class Machine:
         self.threads = most
         self.cost = cost
         self.used: list[int] = []
-        self.governor = ThreadGovernor(most, self._set)
+        self.share = 1.0
+        """Of the time of the cores that it uses, what the process gets."""
+        self._computed = 0.0
+        self.governor = ThreadGovernor(most, self._set, lambda: self._computed)
 
     def _set(self, threads: int) -> None:
         self.threads = threads
@@ -28,7 +31,9 @@ class Machine:
         for _ in range(steps):
             self.governor.prepare()
             self.used.append(self.threads)
-            self.governor.learn(STEP, self.cost(self.threads))
+            seconds = self.cost(self.threads)
+            self._computed += seconds * self.threads * self.share
+            self.governor.learn(STEP, seconds)
         return self.used[begin:]
 
 
@@ -40,9 +45,18 @@ def crowded(threads: int) -> float:
     return 5 * STEP if threads == 2 else 2 * STEP
 
 
-def test_on_a_quiet_machine_all_threads_are_used_and_trials_become_rare() -> None:
+def test_on_a_quiet_machine_trials_are_rare_from_the_beginning() -> None:
     machine = Machine(2, quiet)
     used = machine.run(4000)
+    assert 1 not in used[: int(30 / STEP)]
+    assert 0 < used.count(1) <= 2 * 4000 * STEP / 30
+
+
+def test_where_all_threads_are_used_while_others_compute_trials_become_rare() -> None:
+    machine = Machine(2, quiet)
+    machine.share = 0.8
+    used = machine.run(4000)
+    assert 0 < used.index(1) < 4 / STEP
     assert used.count(1) < 30, "a trial is two steps, and they come ever more rarely"
     trials = [len(list(group)) for threads, group in itertools.groupby(used) if threads == 1]
     assert set(trials) == {2}
@@ -52,10 +66,10 @@ def test_on_a_quiet_machine_all_threads_are_used_and_trials_become_rare() -> Non
 def test_on_a_crowded_machine_one_thread_takes_over_within_seconds() -> None:
     machine = Machine(2, quiet)
     machine.run(100)
-    machine.cost = crowded
+    machine.cost, machine.share = crowded, 0.5
     used = machine.run(400)
     assert used[-100:].count(2) <= 4
-    machine.cost = quiet
+    machine.cost, machine.share = quiet, 1.0
     used = machine.run(2000)
     assert used[-100:].count(1) <= 4
 

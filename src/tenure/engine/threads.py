@@ -7,8 +7,11 @@ of them took, against what such a step was expected to take, decides.
 
     using --every now and then--> trying (one step to settle, one to measure) --better by a margin--> using the other
                                                                               --not better--> using, tried less often
+
+While the process gets nearly all of the time of all cores, nobody else wants them, and it is tried but rarely.
 """
 
+import time
 from collections.abc import Callable
 
 _FIRST_WAIT = 2.0
@@ -16,12 +19,19 @@ _LONGEST_WAIT = 32.0
 """Seconds of computing between two trials: few when the last one changed something, ever more when it did not."""
 _MARGIN = 0.85
 _SMOOTHING = 0.1
+_UNDISTURBED = 0.85
+"""Of the time of all cores, as much as a step takes on a quiet machine: threads also wait for each other."""
 
 
 class ThreadGovernor:
-    """Calls `set_threads` with `most` or with 1. Owned by the engine loop."""
+    """Calls `set_threads` with `most` or with 1. Owned by the engine loop.
 
-    def __init__(self, most: int, set_threads: Callable[[int], None]) -> None:
+    `cpu_time` gives the seconds that all threads of the process have computed.
+    """
+
+    def __init__(
+        self, most: int, set_threads: Callable[[int], None], cpu_time: Callable[[], float] = time.process_time
+    ) -> None:
         self.threads = most
         self._most = most
         self._set_threads = set_threads
@@ -29,23 +39,29 @@ class ThreadGovernor:
         self._computed = 0.0  # seconds since the last trial
         self._usual: float | None = None  # seconds over expected seconds, as steps go
         self._trial_steps = 0  # 0: no trial is on
+        self._cpu_time = cpu_time
+        self._cpu_before = 0.0
+        self._share = 1.0  # of the time of all cores, while all are used
 
     def prepare(self) -> None:
         """Called before each step."""
         if self._most == 1:
             return
-        if self._trial_steps == 0 and self._usual is not None and self._computed >= self._wait:
+        if self._trial_steps == 0 and self._usual is not None and self._is_trial_due:
             self._trial_steps = 2
             self._set_threads(self._other)
+        self._cpu_before = self._cpu_time()
 
     def learn(self, expected: float, seconds: float) -> None:
         """Called after each step with what it was expected to take and what it took."""
-        if self._most == 1 or expected <= 0:
+        if self._most == 1 or expected <= 0 or seconds <= 0:
             return
         ratio = seconds / expected
         self._computed += seconds
         if self._trial_steps == 0:
             self._usual = ratio if self._usual is None else self._usual + _SMOOTHING * (ratio - self._usual)
+            share = (self._cpu_time() - self._cpu_before) / (seconds * self._most)
+            self._share += _SMOOTHING * (share - self._share)
             return
         self._trial_steps -= 1
         if self._trial_steps == 0:
@@ -59,6 +75,11 @@ class ThreadGovernor:
         else:
             self._wait = min(2 * self._wait, _LONGEST_WAIT)
             self._set_threads(self.threads)
+
+    @property
+    def _is_trial_due(self) -> bool:
+        undisturbed = self.threads != 1 and self._share > _UNDISTURBED
+        return self._computed >= (_LONGEST_WAIT if undisturbed else self._wait)
 
     @property
     def _other(self) -> int:

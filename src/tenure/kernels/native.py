@@ -7,7 +7,7 @@ native kernels. Calls release the interpreter's lock and return when the work is
 All tensors are float32, contiguous and on the CPU.
 
 Legend: T rows, D hidden size, F intermediate size, N query heads, C key-value heads, M = N + 2 C, H head size,
-P = H / 2 pairs, S sequences, B blocks per table, I tiles, K tasks. Of products: I inputs, O outputs, G panels.
+P = H / 2 pairs, S sequences, B blocks per table, I tiles, K tasks. Of products: I inputs, O outputs.
 """
 
 import ctypes
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tenure.kernels.matrix import BLOCK_ROWS, LayerMatrices, Matrix
 from tenure.kernels.paged_attention import AttentionShape, IntArray
 from tenure.kernels.text_attention import TextPlan
 
@@ -30,8 +31,6 @@ ROWS_PER_TASK = 4
 SPLIT = 128
 """Keys of a task with a single row. Always the same, so that a result does not depend on what else is in the batch."""
 NO_WINDOW = 1 << 60
-PANEL = 32
-"""Outputs of which the weights lie together, input by input; a constant of the library."""
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
@@ -45,9 +44,10 @@ class NativeKernels:
     _rotate_and_store: Callable[..., None]
     _attend: Callable[..., None]
     _multiply: Callable[..., None]
+    _after_attention: Callable[..., None]
     _attend_texts: Callable[..., None]
     has_avx512: bool
-    """Whether this processor can run `multiply` and `attend_texts`."""
+    """Whether this processor can run `multiply`, `after_attention` and `attend_texts`."""
 
     @classmethod
     def load(cls, library: Path = LIBRARY) -> "NativeKernels":
@@ -66,7 +66,8 @@ class NativeKernels:
             _function(loaded.tenure_silu_mul, _POINTER, _POINTER, _SIZE, _SIZE),
             _function(loaded.tenure_rotate_and_store, *[_POINTER] * 5, _SIZE),
             _function(loaded.tenure_attend, *[_POINTER] * 4),
-            _function(loaded.tenure_multiply, *[_POINTER] * 5, *[_SIZE] * 3),
+            _function(loaded.tenure_multiply, *[_POINTER] * 4, _SIZE),
+            _function(loaded.tenure_after_attention, *[_POINTER] * 5, _SIZE, _SIZE),
             _function(loaded.tenure_attend_texts, *[_POINTER] * 3),
             bool(loaded.tenure_has_avx512()),
         )
@@ -110,30 +111,35 @@ class NativeKernels:
         """Attend to the cache for the rows of a plan; writes their `out_TNH`."""
         self._attend(plan.address, x_TMH.data_ptr(), cache.data_ptr(), out_TNH.data_ptr())
 
-    def multiply(
-        self,
-        x_TI: torch.Tensor,
-        panels_GIO: torch.Tensor,
-        outputs: int,
-        bias_O: torch.Tensor | None,
-        addend_TO: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """x W^T + bias + addend, shape (T, outputs), with the panels of W; a row is the same in any batch."""
+    def multiply(self, matrix: Matrix, x_TI: torch.Tensor, addend_TO: torch.Tensor | None) -> torch.Tensor:
+        """x W^T + bias + addend, shape (T, O); a row is the same in any batch."""
         assert x_TI.is_contiguous()
         assert addend_TO is None or addend_TO.is_contiguous()
-        rows, inputs = x_TI.shape
-        out_TO = torch.empty((rows, outputs))
-        self._multiply(
-            x_TI.data_ptr(),
-            panels_GIO.data_ptr(),
-            None if bias_O is None else bias_O.data_ptr(),
-            None if addend_TO is None else addend_TO.data_ptr(),
-            out_TO.data_ptr(),
-            rows,
-            inputs,
-            outputs,
-        )
+        out_TO = torch.empty((len(x_TI), matrix.outputs))
+        addend = None if addend_TO is None else addend_TO.data_ptr()
+        self._multiply(matrix.address, x_TI.data_ptr(), addend, out_TO.data_ptr(), len(x_TI))
         return out_TO
+
+    def after_attention(self, layer: LayerMatrices, attended_TD: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
+        """What an encoder's layer does with each row after its attention, shape (T, D); a row is the same in any batch.
+
+        Rows are shared out in blocks: fewer than `BLOCK_ROWS` for each thread keep only some of them busy.
+        """
+        assert attended_TD.is_contiguous()
+        assert x_TD.is_contiguous()
+        threads = torch.get_num_threads()
+        scratch = torch.empty((threads, BLOCK_ROWS, layer.inner))
+        out_TD = torch.empty_like(x_TD)
+        self._after_attention(
+            layer.address,
+            attended_TD.data_ptr(),
+            x_TD.data_ptr(),
+            scratch.data_ptr(),
+            out_TD.data_ptr(),
+            len(x_TD),
+            threads,
+        )
+        return out_TD
 
     def attend_texts(self, plan: TextPlan, heads_T3NH: torch.Tensor) -> torch.Tensor:
         """Every row attends to all rows of its text; shape (T, N * H)."""
@@ -144,21 +150,13 @@ class NativeKernels:
         return out_TD
 
 
-def panels_of(weight_OI: torch.Tensor) -> torch.Tensor:
-    """The weights in the order in which `multiply` reads them, shape (panels, inputs, PANEL)."""
-    missing = -len(weight_OI) % PANEL
-    if missing:
-        weight_OI = torch.nn.functional.pad(weight_OI, (0, 0, 0, missing))
-    return weight_OI.view(-1, PANEL, weight_OI.shape[1]).transpose(1, 2).contiguous()
-
-
 def can_run(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether there are native kernels for this element type and device."""
     return dtype == torch.float32 and device.type == "cpu" and available()
 
 
 def can_run_avx512(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether there are native products, and attention of encoders, for this element type and device."""
+    """Whether there are native products, and layers of encoders, for this element type and device."""
     return can_run(dtype, device) and NativeKernels.load().has_avx512
 
 

@@ -1,14 +1,16 @@
-/* Float32 products of a few rows with a matrix of weights, for CPUs with AVX-512.
+/* Float32 products of rows with a matrix of weights, for CPUs with AVX-512.
  *
  * With few rows a product is two things at once: a stream of weights from memory, and arithmetic on what has come. They
  * cost about the same for 16 to 32 rows, and take their sum where one waits for the other. So the weights lie in panels,
  * in the order in which they are read, and while all rows are multiplied with one panel, the next one is fetched to the
  * second-level cache. Then the product takes about as long as the longer of the two.
  *
+ * Many rows go through all panels in blocks that stay in the second-level cache, each on one thread. What a tile will
+ * write to is fetched early too: otherwise a large result, which fits into no cache, holds the next tile up.
+ *
  * A row's result does not depend on the other rows, nor on the number of threads, to the last bit: each of its sums goes
  * through the inputs in order.
  *
- * A panel is PANEL outputs: for each input, the weights to all of them. The last one is filled up with anything finite.
  * How this library is loaded and called is told in native.c and native.py.
  */
 
@@ -17,23 +19,37 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#define AVX512 __attribute__((target("avx512f")))
-#define ALWAYS_INLINE AVX512 static inline __attribute__((always_inline))
+#include "avx512.h"
+#include "product.h"
+
+#include <string.h>
 
 /* A tile is TILE rows by one panel: its sums fill 24 of 32 registers. */
-enum { LANES = 16, PANEL = 2 * LANES, TILE = 12 };
+enum { TILE = 12 };
 enum { UNROLL = 4, LINES_PER_UNROLL = UNROLL * PANEL / LANES }; /* a vector is a cache line */
 /* Below this many multiplications a product takes less time than waking the other threads. */
 enum { SERIAL_PRODUCTS = 1 << 17 };
+/* From so many rows for each thread on, threads share out rows; before, the panels, so that each is read but once. */
+enum { ROWS_PER_THREAD = BLOCK_ROWS };
+/* So much of the weights meets one block of rows after another, from a cache that the cores share. */
+enum { GROUP_BYTES = 8 << 20 };
 
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef float unaligned_vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+/* Of one panel at once: more would push the rows out of the second-level cache. */
+enum { MOST_INPUTS = 1536 };
+
+/* Rows of a multiple of so many inputs meet in a few lines of the first-level cache, and push each other out: rows that
+ * lie further apart take their place. */
+enum { ALIKE = 1024, COPY_DISTANCE = MOST_INPUTS + LANES };
 
 typedef struct {
-    const float *x, *panels, *bias, *addend; /* the last two may be missing */
-    float *out;
-    int64_t rows, inputs, outputs;
-} product;
+    int64_t first, last; /* the latter one is outside */
+} range;
+
+/* The inputs of some rows, from the first one on that is used. */
+typedef struct {
+    const float *from;
+    int64_t distance; /* between rows */
+} row_inputs;
 
 /* What to fetch while a tile is computed: so many lines for every UNROLL inputs. */
 typedef struct {
@@ -41,9 +57,7 @@ typedef struct {
     int64_t lines;
 } errand;
 
-ALWAYS_INLINE vec load(const float *from) { return *(const unaligned_vec *)from; }
-
-ALWAYS_INLINE vec splat(float x) { return (vec){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+static int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
 ALWAYS_INLINE void multiply_input(int rows, const float *x, int64_t stride, const float *weights, vec *left, vec *right) {
     const vec a = load(weights), b = load(weights + LANES);
@@ -54,70 +68,100 @@ ALWAYS_INLINE void multiply_input(int rows, const float *x, int64_t stride, cons
     }
 }
 
+/* A vector of each row, from where a row of the result begins at `place`; of the last panel some lanes may be missing. */
+ALWAYS_INLINE void read_rows(int rows, const float *from, int64_t place, int64_t distance, __mmask16 lanes, vec *x) {
+    for (int row = 0; row < rows; row++) x[row] = _mm512_maskz_loadu_ps(lanes, from + place + row * distance);
+}
+
+ALWAYS_INLINE void write_rows(int rows, float *to, int64_t place, int64_t distance, __mmask16 lanes, const vec *x) {
+    for (int row = 0; row < rows; row++) _mm512_mask_storeu_ps(to + place + row * distance, lanes, x[row]);
+}
+
 /* `rows` is a constant wherever this is inlined, so that the sums stay in registers. */
-ALWAYS_INLINE void multiply_tile(int rows, const float *x, int64_t inputs, const float *panel, errand next,
-                                 float *sums) {
+ALWAYS_INLINE void multiply_tile(int rows, const product *p, row_inputs x, int64_t first_row, int64_t panel, range used,
+                                 errand next) {
+    const int64_t inputs = p->weights->inputs, outputs = p->weights->outputs, first_output = panel * PANEL;
+    const int64_t place = first_row * outputs + first_output;
+    const __mmask16 lanes = first_lanes(outputs - first_output), more = first_lanes(outputs - first_output - LANES);
+    const float *weights = p->weights->panels + first_output * inputs + used.first * PANEL;
+    const int64_t count = used.last - used.first;
+    const float *before = used.first ? p->out : p->addend, *bias = p->weights->bias;
     vec left[TILE], right[TILE];
     for (int row = 0; row < rows; row++) left[row] = right[row] = splat(0);
+    if (before) {
+        read_rows(rows, before, place, outputs, lanes, left);
+        read_rows(rows, before, place + LANES, outputs, more, right);
+    }
     int64_t i = 0;
-    for (; i + UNROLL <= inputs; i += UNROLL) {
+    for (int64_t step = 0; i + UNROLL <= count; i += UNROLL, step++) {
         for (int64_t line = 0; line < next.lines; line++, next.from += LANES) __builtin_prefetch(next.from, 0, 2);
+        if (step < 2 * rows) __builtin_prefetch(p->out + place + step / 2 * outputs + step % 2 * LANES, 1, 3);
         for (int j = 0; j < UNROLL; j++)
-            multiply_input(rows, x + i + j, inputs, panel + (i + j) * PANEL, left, right);
+            multiply_input(rows, x.from + i + j, x.distance, weights + (i + j) * PANEL, left, right);
     }
-    for (; i < inputs; i++) multiply_input(rows, x + i, inputs, panel + i * PANEL, left, right);
-    for (int row = 0; row < rows; row++) {
-        *(unaligned_vec *)(sums + row * PANEL) = left[row];
-        *(unaligned_vec *)(sums + row * PANEL + LANES) = right[row];
+    for (; i < count; i++) multiply_input(rows, x.from + i, x.distance, weights + i * PANEL, left, right);
+    if (bias && used.last == inputs) {
+        const vec a = _mm512_maskz_loadu_ps(lanes, bias + first_output);
+        const vec b = _mm512_maskz_loadu_ps(more, bias + first_output + LANES);
+        for (int row = 0; row < rows; row++) left[row] += a, right[row] += b;
     }
+    write_rows(rows, p->out, place, outputs, lanes, left);
+    write_rows(rows, p->out, place + LANES, outputs, more, right);
 }
 
 #define ROWS(n) \
     case n: \
-        multiply_tile(n, x, inputs, panel, next, sums); \
+        multiply_tile(n, p, x, first_row, panel, used, next); \
         break;
 
-AVX512 static void multiply_rows(int64_t rows, const float *x, int64_t inputs, const float *panel, errand next,
-                                 float *sums) {
+AVX512 static void multiply_some(int64_t rows, const product *p, row_inputs x, int64_t first_row, int64_t panel,
+                                 range used, errand next) {
     switch (rows) {
         ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
     }
 }
 
-AVX512 static void write_tile(const product *p, int64_t first_row, int64_t last_row, int64_t first_output,
-                              const float *sums) {
-    const int64_t left = p->outputs - first_output, outputs = left < PANEL ? left : PANEL;
-    for (int64_t row = first_row; row < last_row; row++, sums += PANEL) {
-        const int64_t place = row * p->outputs + first_output;
-        for (int64_t i = 0; i < outputs; i++) {
-            float value = sums[i];
-            if (p->bias) value += p->bias[first_output + i];
-            if (p->addend) value += p->addend[place + i];
-            p->out[place + i] = value;
-        }
-    }
+static row_inputs copy_inputs(row_inputs x, int64_t rows, int64_t count, float *copies) {
+    for (int64_t row = 0; row < rows; row++)
+        memcpy(copies + row * COPY_DISTANCE, x.from + row * x.distance, (size_t)count * sizeof(float));
+    return (row_inputs){copies, COPY_DISTANCE};
 }
 
-/* Some panels, for some tiles of all the rows, which are shared out evenly among `tiles`. */
-AVX512 static void multiply_panels(const product *p, int64_t first_panel, int64_t last_panel, int64_t first_tile,
-                                   int64_t last_tile, int64_t tiles) {
-    float sums[TILE * PANEL];
-    const int64_t count = last_tile - first_tile, panel_size = p->inputs * PANEL;
-    for (int64_t panel = first_panel; panel < last_panel; panel++) {
-        const float *weights = p->panels + panel * panel_size;
-        for (int64_t i = 0; i < count; i++) {
-            const int64_t row = p->rows * (first_tile + i) / tiles, end = p->rows * (first_tile + i + 1) / tiles;
+/* Some rows, in tiles that are as even as can be, by some inputs of some panels. */
+static void multiply_inputs(const product *p, range rows, range panels, range used) {
+    const int64_t count = rows.last - rows.first, tiles = parts(count, TILE), inputs = p->weights->inputs;
+    const int64_t steps = (used.last - used.first) / UNROLL;
+    float copies[BLOCK_ROWS * COPY_DISTANCE];
+    row_inputs x = {p->x + rows.first * inputs + used.first, inputs};
+    if (inputs % ALIKE == 0 && count <= BLOCK_ROWS) x = copy_inputs(x, count, used.last - used.first, copies);
+    for (int64_t panel = panels.first; panel < panels.last; panel++) {
+        const float *following = p->weights->panels + ((panel + 1) * inputs + used.first) * PANEL;
+        for (int64_t tile = 0; tile < tiles; tile++) {
+            const int64_t row = share(count, tile, tiles), end = share(count, tile + 1, tiles);
             /* Each tile fetches its share of the next panel. */
-            const int64_t from = LINES_PER_UNROLL * i / count, to = LINES_PER_UNROLL * (i + 1) / count;
-            const errand next = {weights + panel_size + from * (p->inputs / UNROLL) * LANES,
-                                 panel + 1 < last_panel ? to - from : 0};
-            multiply_rows(end - row, p->x + row * p->inputs, p->inputs, weights, next, sums);
-            write_tile(p, row, end, panel * PANEL, sums);
+            const int64_t from = share(LINES_PER_UNROLL, tile, tiles), to = share(LINES_PER_UNROLL, tile + 1, tiles);
+            const errand next = {following + from * steps * LANES, panel + 1 < panels.last ? to - from : 0};
+            const row_inputs some = {x.from + row * x.distance, x.distance};
+            multiply_some(end - row, p, some, rows.first + row, panel, used, next);
         }
     }
 }
 
-static int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+/* All inputs, but not more at once than leave room for others in the second-level cache. */
+static void multiply_part(const product *p, range rows, range panels) {
+    const int64_t inputs = p->weights->inputs, turns = parts(inputs, MOST_INPUTS);
+    const int64_t size = parts(parts(inputs, turns), UNROLL) * UNROLL;
+    for (int64_t first = 0; first < inputs; first += size)
+        multiply_inputs(p, rows, panels, (range){first, first + size < inputs ? first + size : inputs});
+}
+
+void tenure_multiply_rows(const product *p, int64_t first_row, int64_t last_row) {
+    multiply_part(p, (range){first_row, last_row}, (range){0, parts(p->weights->outputs, PANEL)});
+}
+
+int64_t tenure_count_blocks(int64_t rows, int64_t threads) {
+    return parts(parts(rows, BLOCK_ROWS), threads) * threads;
+}
 
 /* Into how many groups of rows to divide the work, so that the busiest of all threads has least to do. */
 static int64_t row_groups(int64_t threads, int64_t panels, int64_t tiles) {
@@ -130,30 +174,51 @@ static int64_t row_groups(int64_t threads, int64_t panels, int64_t tiles) {
     return best;
 }
 
-int64_t tenure_has_avx512(void) { return __builtin_cpu_supports("avx512f") != 0; }
-
-/* out = x W^T (+ bias) (+ addend); `out` and `addend` have the shape (rows, outputs). */
-void tenure_multiply(const float *x, const float *panels, const float *bias, const float *addend, float *out,
-                     int64_t rows, int64_t inputs, int64_t outputs) {
-    const product p = {x, panels, bias, addend, out, rows, inputs, outputs};
-    const int64_t all_panels = parts(outputs, PANEL), tiles = parts(rows, TILE);
+static void multiply_few(const product *p, int64_t rows) {
+    const int64_t inputs = p->weights->inputs, outputs = p->weights->outputs;
+    const int64_t panels = parts(outputs, PANEL), tiles = parts(rows, TILE);
 #pragma omp parallel if (rows * inputs * outputs > SERIAL_PRODUCTS)
     {
         const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
-        const int64_t groups = row_groups(threads, all_panels, tiles), columns = threads / groups;
+        const int64_t groups = row_groups(threads, panels, tiles), columns = threads / groups;
         const int64_t group = thread / columns, column = thread % columns;
-        multiply_panels(&p, all_panels * column / columns, all_panels * (column + 1) / columns, tiles * group / groups,
-                        tiles * (group + 1) / groups, tiles);
+        const int64_t first_row = share(rows, share(tiles, group, groups), tiles);
+        const int64_t last_row = share(rows, share(tiles, group + 1, groups), tiles);
+        multiply_part(p, (range){first_row, last_row},
+                      (range){share(panels, column, columns), share(panels, column + 1, columns)});
     }
+}
+
+static void multiply_many(const product *p, int64_t rows, int64_t threads) {
+    const int64_t panels = parts(p->weights->outputs, PANEL), blocks = tenure_count_blocks(rows, threads);
+    const int64_t groups = parts(panels * PANEL * p->weights->inputs * (int64_t)sizeof(float), GROUP_BYTES);
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t unit = 0; unit < groups * blocks; unit++) {
+        const int64_t group = unit / blocks, block = unit % blocks;
+        multiply_part(p, (range){share(rows, block, blocks), share(rows, block + 1, blocks)},
+                      (range){share(panels, group, groups), share(panels, group + 1, groups)});
+    }
+}
+
+int64_t tenure_has_avx512(void) { return __builtin_cpu_supports("avx512f") != 0; }
+
+/* `x`, `out` and `addend`, which may be missing, have a row for each of `rows`. */
+void tenure_multiply(const matrix *weights, const float *x, const float *addend, float *out, int64_t rows) {
+    const product p = {weights, x, addend, out};
+    const int64_t threads = omp_get_max_threads();
+    if (rows == 0) return;
+    if (rows < threads * ROWS_PER_THREAD)
+        multiply_few(&p, rows);
+    else
+        multiply_many(&p, rows, threads);
 }
 
 #else
 
 int64_t tenure_has_avx512(void) { return 0; }
 
-void tenure_multiply(const float *x, const float *panels, const float *bias, const float *addend, float *out,
-                     int64_t rows, int64_t inputs, int64_t outputs) {
-    (void)x, (void)panels, (void)bias, (void)addend, (void)out, (void)rows, (void)inputs, (void)outputs;
+void tenure_multiply(const void *weights, const float *x, const float *addend, float *out, int64_t rows) {
+    (void)weights, (void)x, (void)addend, (void)out, (void)rows;
 }
 
 #endif

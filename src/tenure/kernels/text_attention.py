@@ -10,7 +10,7 @@ import numpy as np
 
 from tenure.kernels.paged_attention import IntArray
 
-MAX_QUERIES = 128
+MAX_QUERIES = 256
 """Of a task; a limit of the library."""
 MAX_HEAD_DIM = 128
 """Another one."""

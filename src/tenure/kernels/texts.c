@@ -15,18 +15,18 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
+#include "avx512.h"
+
 #include <float.h>
-#include <immintrin.h>
 #include <math.h>
 #include <string.h>
 
-#define AVX512 __attribute__((target("avx512f")))
-#define ALWAYS_INLINE AVX512 static inline __attribute__((always_inline))
+enum { PAIR = 2 * LANES, BLOCK = 8, CHUNK = 256, MAX_QUERIES = 256, MAX_HEAD_DIM = 128 };
+/* Of a query, for a chunk. A vector more than that, or the rows of a block would share few lines of the cache. */
+enum { SCORES = CHUNK + LANES };
 
-enum { LANES = 16, PAIR = 2 * LANES, BLOCK = 8, CHUNK = 64, MAX_QUERIES = 128, MAX_HEAD_DIM = 128 };
-
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef float unaligned_vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+/* Scores are made for powers of two, which are simpler than those of e. */
+#define LOG2_E 1.44269504f
 
 typedef struct {
     int64_t first_row;   /* of the text, in the batch */
@@ -45,49 +45,87 @@ typedef struct {
 /* What a unit keeps. `width` is head_dim, made a multiple of PAIR. Queries are made a multiple of BLOCK: the last one is
  * repeated. */
 typedef struct {
-    float keys[MAX_HEAD_DIM * CHUNK];   /* column by column, CHUNK keys each */
+    float keys[CHUNK * MAX_HEAD_DIM];   /* PAIR by PAIR of keys, and there column by column */
     float values[CHUNK * MAX_HEAD_DIM]; /* row by row, `width` columns each */
     float sums[MAX_QUERIES * MAX_HEAD_DIM];
-    float scores[BLOCK * CHUNK];
+    float queries[BLOCK * MAX_HEAD_DIM]; /* like `values` */
+    float scores[BLOCK * SCORES];
     float maximum[MAX_QUERIES], total[MAX_QUERIES];
     int64_t head_dim, width;
 } unit_state;
 
-ALWAYS_INLINE vec load(const float *from) { return *(const unaligned_vec *)from; }
-
-ALWAYS_INLINE void store(float *to, vec x) { *(unaligned_vec *)to = x; }
-
-ALWAYS_INLINE vec splat(float x) { return (vec){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-
-/* e^x for x <= 0 with a relative error of about 1e-7; NaN stays NaN, and what is far below 0 gives 0.
+/* 2^x for x <= 0 with a relative error of about 1e-7; NaN stays NaN, and what is far below 0 gives 0.
  *
- * x = n ln 2 + r with |r| <= ln(2) / 2; e^r by its Taylor series, whose next term is below 6e-9. */
-ALWAYS_INLINE vec exponential(vec x) {
-    x = _mm512_max_ps(splat(-126.0f), x); /* the second one if either is NaN */
-    const vec n = _mm512_roundscale_ps(x * splat(0x1.715476p+0f), 0);
-    /* ln 2 in two parts; n times the first one is exact. */
-    const vec r = (x - n * splat(0x1.62e4p-1f)) - n * splat(0x1.7f7d1cp-20f);
-    vec p = splat(1.0f / 5040);
-    p = p * r + splat(1.0f / 720);
-    p = p * r + splat(1.0f / 120);
-    p = p * r + splat(1.0f / 24);
-    p = p * r + splat(1.0f / 6);
-    p = p * r + splat(0.5f);
-    p = p * r + splat(1.0f);
+ * x = n + r with |r| <= 1 / 2; 2^r by its Taylor series, whose next term is below 2e-8. */
+ALWAYS_INLINE vec power_of_two(vec x) {
+    x = _mm512_max_ps(splat(-200.0f), x); /* the second one if either is NaN */
+    const vec n = _mm512_roundscale_ps(x, 0), r = x - n;
+    vec p = splat(1.5252734e-5f);
+    p = p * r + splat(1.5403530e-4f);
+    p = p * r + splat(1.3333558e-3f);
+    p = p * r + splat(9.6181291e-3f);
+    p = p * r + splat(5.5504109e-2f);
+    p = p * r + splat(2.4022651e-1f);
+    p = p * r + splat(6.9314718e-1f);
     p = p * r + splat(1.0f);
     return _mm512_scalef_ps(p, n);
+}
+
+/* A square of numbers turned on its side, in place. */
+ALWAYS_INLINE void transpose(vec *rows) {
+    vec pairs[LANES], quads[LANES];
+    for (int i = 0; i < LANES; i += 2) {
+        pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < LANES; i += 4)
+        for (int j = 0; j < 2; j++) {
+            const __m512d low = (__m512d)pairs[i + j], high = (__m512d)pairs[i + j + 2];
+            quads[i + 2 * j] = (vec)_mm512_unpacklo_pd(low, high);
+            quads[i + 2 * j + 1] = (vec)_mm512_unpackhi_pd(low, high);
+        }
+    /* Now quads[4 a + c] has column 4 b + c of rows 4 a to 4 a + 3 in its quarter b. */
+    for (int c = 0; c < 4; c++) {
+        const vec even01 = _mm512_shuffle_f32x4(quads[c], quads[4 + c], 0x88);
+        const vec odd01 = _mm512_shuffle_f32x4(quads[c], quads[4 + c], 0xdd);
+        const vec even23 = _mm512_shuffle_f32x4(quads[8 + c], quads[12 + c], 0x88);
+        const vec odd23 = _mm512_shuffle_f32x4(quads[8 + c], quads[12 + c], 0xdd);
+        rows[c] = _mm512_shuffle_f32x4(even01, even23, 0x88);
+        rows[4 + c] = _mm512_shuffle_f32x4(odd01, odd23, 0x88);
+        rows[8 + c] = _mm512_shuffle_f32x4(even01, even23, 0xdd);
+        rows[12 + c] = _mm512_shuffle_f32x4(odd01, odd23, 0xdd);
+    }
+}
+
+/* A square of keys and columns; what is not there becomes zero. */
+ALWAYS_INLINE void copy_keys(float *to, const float *keys, int64_t row_size, int64_t count, int64_t columns,
+                             float scale) {
+    const __mmask16 lanes = first_lanes(columns);
+    vec rows[LANES];
+    for (int64_t key = 0; key < LANES; key++)
+        rows[key] = key < count ? (vec)_mm512_maskz_loadu_ps(lanes, keys + key * row_size) * splat(scale) : splat(0);
+    transpose(rows);
+    for (int64_t column = 0; column < LANES && column < columns; column++) store(to + column * PAIR, rows[column]);
+}
+
+/* One row; what is missing to `width` becomes zero. */
+ALWAYS_INLINE void copy_row(float *to, const float *from, int64_t head_dim, int64_t width) {
+    for (int64_t i = 0; i < width; i += LANES) {
+        const __mmask16 lanes = i < head_dim ? first_lanes(head_dim - i) : 0;
+        store(to + i, _mm512_maskz_loadu_ps(lanes, from + i));
+    }
 }
 
 ALWAYS_INLINE void copy_chunk(unit_state *unit, const float *keys, int64_t value_distance, int64_t row_size,
                               int64_t count, float scale) {
     const int64_t head_dim = unit->head_dim, width = unit->width;
-    for (int64_t key = 0; key < count; key++) {
-        const float *from = keys + key * row_size;
-        for (int64_t i = 0; i < head_dim; i++) unit->keys[i * CHUNK + key] = from[i] * scale;
-        float *value = unit->values + key * width;
-        memcpy(value, from + value_distance, (size_t)head_dim * sizeof(float));
-        for (int64_t i = head_dim; i < width; i++) value[i] = 0;
-    }
+    for (int64_t key = 0; key < count; key += LANES)
+        for (int64_t i = 0; i < head_dim; i += LANES) {
+            float *to = unit->keys + key / PAIR * PAIR * head_dim + i * PAIR + key % PAIR;
+            copy_keys(to, keys + key * row_size + i, row_size, count - key, head_dim - i, scale);
+        }
+    for (int64_t key = 0; key < count; key++)
+        copy_row(unit->values + key * width, keys + value_distance + key * row_size, head_dim, width);
 }
 
 /* sums += factor times two vectors, for each row of a block: its factor is `stride` after that of the row before. */
@@ -101,36 +139,51 @@ ALWAYS_INLINE void add_product(vec *left, vec *right, const float *factors, int6
 }
 
 /* Scores of a block of queries with the keys of a chunk; those of keys that are not there are rubbish. */
-ALWAYS_INLINE void score_keys(unit_state *unit, const float *queries, int64_t stride, int64_t count) {
+ALWAYS_INLINE void score_keys(unit_state *unit, int64_t count) {
     for (int64_t first = 0; first < count; first += PAIR) {
         vec left[BLOCK], right[BLOCK];
         for (int row = 0; row < BLOCK; row++) left[row] = right[row] = splat(0);
         for (int64_t i = 0; i < unit->head_dim; i++)
-            add_product(left, right, queries + i, stride, unit->keys + i * CHUNK + first);
+            add_product(left, right, unit->queries + i, unit->width, unit->keys + first * unit->head_dim + i * PAIR);
         for (int row = 0; row < BLOCK; row++) {
-            store(unit->scores + row * CHUNK + first, left[row]);
-            store(unit->scores + row * CHUNK + first + LANES, right[row]);
+            store(unit->scores + row * SCORES + first, left[row]);
+            store(unit->scores + row * SCORES + first + LANES, right[row]);
         }
     }
 }
 
-/* Turn one query's scores into weights in place; returns the factor for what was summed before. */
-ALWAYS_INLINE float weigh(float *scores, int64_t count, float *maximum, float *total) {
-    const int64_t padded = (count + LANES - 1) / LANES * LANES;
-    for (int64_t i = count; i < padded; i++) scores[i] = -INFINITY;
-    vec most = splat(*maximum);
-    for (int64_t i = 0; i < padded; i += LANES) most = _mm512_max_ps(load(scores + i), most);
-    const float highest = _mm512_reduce_max_ps(most);
+/* Scores from `first` on; those of keys that are not there are minus infinity. */
+ALWAYS_INLINE vec some_scores(const float *scores, int64_t first, int64_t count) {
+    return _mm512_mask_blend_ps(first_lanes(count - first), splat(-INFINITY), load(scores + first));
+}
+
+ALWAYS_INLINE float highest_score(const float *scores, int64_t count, float highest) {
+    vec most = splat(highest);
+    for (int64_t i = 0; i < count; i += LANES) most = _mm512_max_ps(some_scores(scores, i, count), most);
+    return _mm512_reduce_max_ps(most);
+}
+
+/* Turn one query's scores, of base two, into weights in place; returns their sum. */
+ALWAYS_INLINE float weigh(float *scores, int64_t count, float highest) {
     vec sums = splat(0);
-    for (int64_t i = 0; i < padded; i += LANES) {
-        const vec weights = exponential(load(scores + i) - splat(highest));
+    for (int64_t i = 0; i < count; i += LANES) {
+        const vec weights = power_of_two(some_scores(scores, i, count) - splat(highest));
         store(scores + i, weights);
         sums += weights;
     }
-    const float factor = *maximum == highest ? 1 : expf(*maximum - highest);
-    *maximum = highest;
-    *total = *total * factor + _mm512_reduce_add_ps(sums);
-    return factor;
+    return _mm512_reduce_add_ps(sums);
+}
+
+/* The same for a block of queries; `factors` are for what was summed before. */
+ALWAYS_INLINE void weigh_keys(unit_state *unit, int64_t block, int64_t count, float *factors) {
+    float *maximum = unit->maximum + block, *total = unit->total + block;
+    for (int q = 0; q < BLOCK; q++) {
+        const float highest = highest_score(unit->scores + q * SCORES, count, maximum[q]);
+        factors[q] = _mm512_cvtss_f32(power_of_two(splat(maximum[q] - highest)));
+        maximum[q] = highest;
+    }
+    for (int q = 0; q < BLOCK; q++)
+        total[q] = total[q] * factors[q] + weigh(unit->scores + q * SCORES, count, maximum[q]);
 }
 
 /* sums = sums * factor + weights times values, for a block of queries. */
@@ -143,7 +196,7 @@ ALWAYS_INLINE void add_values(unit_state *unit, float *sums, const float *factor
             right[row] = load(sums + row * width + column + LANES) * splat(factors[row]);
         }
         for (int64_t key = 0; key < count; key++)
-            add_product(left, right, unit->scores + key, CHUNK, unit->values + key * width + column);
+            add_product(left, right, unit->scores + key, SCORES, unit->values + key * width + column);
         for (int row = 0; row < BLOCK; row++) {
             store(sums + row * width + column, left[row]);
             store(sums + row * width + column + LANES, right[row]);
@@ -158,7 +211,7 @@ AVX512 static void attend_text(const text_plan *plan, const text_task *task, int
     const int64_t padded = (task->num_queries + BLOCK - 1) / BLOCK * BLOCK;
     const float *text = heads + task->first_row * row_size + head * head_dim;
     const float *keys = text + plan->num_heads * head_dim;
-    float queries[BLOCK * MAX_HEAD_DIM], factors[BLOCK];
+    float factors[BLOCK];
     unit.head_dim = head_dim;
     unit.width = (head_dim + PAIR - 1) / PAIR * PAIR;
     memset(unit.sums, 0, (size_t)(padded * unit.width) * sizeof(float));
@@ -166,16 +219,16 @@ AVX512 static void attend_text(const text_plan *plan, const text_task *task, int
     for (int64_t q = 0; q < padded; q++) unit.maximum[q] = -FLT_MAX, unit.total[q] = 0;
     for (int64_t first = 0; first < task->num_rows; first += CHUNK) {
         const int64_t left = task->num_rows - first, count = left < CHUNK ? left : CHUNK;
-        copy_chunk(&unit, keys + first * row_size, plan->num_heads * head_dim, row_size, count, plan->scale);
+        copy_chunk(&unit, keys + first * row_size, plan->num_heads * head_dim, row_size, count,
+                   plan->scale * LOG2_E);
         for (int64_t block = 0; block < padded; block += BLOCK) {
             for (int64_t q = 0; q < BLOCK; q++) {
                 const int64_t query = block + q < task->num_queries ? block + q : task->num_queries - 1;
-                memcpy(queries + q * head_dim, text + (task->first_query + query) * row_size,
-                       (size_t)head_dim * sizeof(float));
+                const float *from = text + (task->first_query + query) * row_size;
+                copy_row(unit.queries + q * unit.width, from, head_dim, unit.width);
             }
-            score_keys(&unit, queries, head_dim, count);
-            for (int q = 0; q < BLOCK; q++)
-                factors[q] = weigh(unit.scores + q * CHUNK, count, unit.maximum + block + q, unit.total + block + q);
+            score_keys(&unit, count);
+            weigh_keys(&unit, block, count, factors);
             add_values(&unit, unit.sums + block * unit.width, factors, count);
         }
     }

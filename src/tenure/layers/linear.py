@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from tenure.errors import CallerError
 from tenure.kernels import native, onednn
+from tenure.kernels.matrix import Matrix
 
 
 class Activation(StrEnum):
@@ -82,7 +83,7 @@ _FUNCTIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = Mappin
 
 
 class PackedLinear:
-    """oneDNN's product on packed weights: the fastest on a CPU for hundreds of rows."""
+    """oneDNN's product on packed weights: the fastest of those that come with torch on a CPU."""
 
     def __init__(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
         self._nbytes = weight_NK.nbytes + (0 if bias_N is None else bias_N.nbytes)
@@ -117,24 +118,21 @@ _FUSED: Mapping[Activation, tuple[str, str]] = MappingProxyType(
 
 
 class NativeLinear:
-    """The library's product: the fastest for the few rows of a decoder's steps, and the same for a row in any batch."""
+    """The library's product: the fastest for float32 with AVX-512, and the same for a row in any batch."""
 
     def __init__(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
-        self._outputs = len(weight_NK)
+        self.matrix = Matrix.of(weight_NK, bias_N)
         self._kernels = native.NativeKernels.load()
-        self._panels = native.panels_of(weight_NK)
-        self._bias_N = bias_N
 
     @property
     def nbytes(self) -> int:
-        return self._panels.nbytes + (0 if self._bias_N is None else self._bias_N.nbytes)
+        return self.matrix.nbytes
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
-        return self._kernels.multiply(x_TK.contiguous(), self._panels, self._outputs, self._bias_N, None)
+        return self._kernels.multiply(self.matrix, x_TK.contiguous(), None)
 
     def add(self, x_TK: torch.Tensor, residual_TN: torch.Tensor) -> torch.Tensor:
-        residual_TN = residual_TN.contiguous()
-        return self._kernels.multiply(x_TK.contiguous(), self._panels, self._outputs, self._bias_N, residual_TN)
+        return self._kernels.multiply(self.matrix, x_TK.contiguous(), residual_TN.contiguous())
 
     def activated(self, x_TK: torch.Tensor, activation: Activation) -> torch.Tensor:
         return _FUNCTIONS[activation](self(x_TK))
@@ -147,15 +145,10 @@ LINEAR_BACKENDS: Mapping[str, LinearFactory] = MappingProxyType(
 )
 
 
-def linear_factory(
-    dtype: torch.dtype, device: torch.device, backend: str | None = None, *, few_rows: bool = False
-) -> LinearFactory:
-    """The back end named, else the fastest that works for this element type and device.
-
-    `few_rows`: most products will be of fewer than a hundred rows.
-    """
+def linear_factory(dtype: torch.dtype, device: torch.device, backend: str | None = None) -> LinearFactory:
+    """The back end named, else the fastest that works for this element type and device."""
     if backend is None:
-        backend = _fastest(dtype, device, few_rows)
+        backend = _fastest(dtype, device)
     if backend not in LINEAR_BACKENDS:
         raise CallerError(f"no linear back end {backend!r} (there are: {', '.join(LINEAR_BACKENDS)})")
     if backend == "native" and not native.can_run_avx512(dtype, device):
@@ -165,7 +158,7 @@ def linear_factory(
     return LINEAR_BACKENDS[backend]
 
 
-def _fastest(dtype: torch.dtype, device: torch.device, few_rows: bool) -> str:
-    if few_rows and native.can_run_avx512(dtype, device):
+def _fastest(dtype: torch.dtype, device: torch.device) -> str:
+    if native.can_run_avx512(dtype, device):
         return "native"
     return "onednn" if onednn.can_pack(dtype, device) else "torch"

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from tenure.layers.after_attention import AfterAttention
 from tenure.layers.full_attention import Attend, TextAttention
 from tenure.layers.layer_norm import LayerNorm
-from tenure.layers.linear import Activation, Linear
+from tenure.layers.linear import Linear
 from tenure.layers.texts import AlikeTexts, TextBatch, split_alike
 
 ROWS_AT_ONCE = 1024
@@ -46,23 +47,16 @@ class BertLayer:
     """One encoder layer. `qkv` gives all query heads, then all key heads, then all value heads."""
 
     qkv: Linear
-    output: Linear
-    attention_norm: LayerNorm
-    up: Linear
-    down: Linear
-    mlp_norm: LayerNorm
     num_heads: int
-    activation: Activation
+    after_attention: AfterAttention
 
     def __call__(self, x_TD: torch.Tensor, attend: Attend) -> torch.Tensor:
         heads_T3NH = self.qkv(x_TD).view(len(x_TD), 3, self.num_heads, -1)
-        x_TD = self.attention_norm(self.output.add(attend(heads_T3NH), x_TD))
-        return self.mlp_norm(self.down.add(self.up.activated(x_TD, self.activation), x_TD))
+        return self.after_attention(attend(heads_T3NH), x_TD)
 
     @property
     def nbytes(self) -> int:
-        products = sum(linear.nbytes for linear in (self.qkv, self.output, self.up, self.down))
-        return products + self.attention_norm.nbytes + self.mlp_norm.nbytes
+        return self.qkv.nbytes + self.after_attention.nbytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import torch
 
 from tenure.config import cores
 from tenure.layers import pooling
+from tenure.layers.after_attention import StepByStep, after_attention
 from tenure.layers.full_attention import TextShape, text_attention
 from tenure.layers.layer_norm import LayerNorm
 from tenure.layers.linear import Activation, Linear, LinearFactory, linear_factory
@@ -122,16 +123,15 @@ class _LayerBuilder:
         hidden, inner = config.hidden_size, config.intermediate_size
         qkv = tuple(f"{prefix}.attention.self.{name}" for name in ("query", "key", "value"))
         with torch.inference_mode():  # it holds for one thread only
-            return BertLayer(
-                qkv=self.weights.linear(qkv, hidden, hidden),
+            steps = StepByStep(
                 output=self.weights.linear((f"{prefix}.attention.output.dense",), hidden, hidden),
                 attention_norm=self._norm(f"{prefix}.attention.output.LayerNorm"),
                 up=self.weights.linear((f"{prefix}.intermediate.dense",), hidden, inner),
+                activation=_ACTIVATIONS[config.activation],
                 down=self.weights.linear((f"{prefix}.output.dense",), inner, hidden),
                 mlp_norm=self._norm(f"{prefix}.output.LayerNorm"),
-                num_heads=config.num_heads,
-                activation=_ACTIVATIONS[config.activation],
             )
+            return BertLayer(self.weights.linear(qkv, hidden, hidden), config.num_heads, after_attention(steps))
 
     def _norm(self, name: str) -> LayerNorm:
         shape = (self.config.hidden_size,)

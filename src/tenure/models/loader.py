@@ -46,7 +46,7 @@ def load(
     config = read_config(source)
     device = torch.device(device)
     with open_weights(source) as reader:
-        products, row_by_row = linear_factory(dtype, device, linear, few_rows=True), row_kernels(dtype, device, rows)
+        products, row_by_row = linear_factory(dtype, device, linear), row_kernels(dtype, device, rows)
         return _Builder(config, reader, dtype, device, head, products, row_by_row).build(attention)
 
 

@@ -1,0 +1,102 @@
+"""Weights as `product.c` and `after_attention.c` take them.
+
+Legend: I inputs, O outputs, G panels, D hidden size.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+PANEL = 32
+"""Outputs of which the weights lie together, input by input; a constant of the library."""
+BLOCK_ROWS = 48
+"""At most so many rows go through a layer at once, on one thread; another one."""
+
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Matrix(ctypes.Structure):
+    """`matrix` of the library."""
+
+    _fields_ = (("panels", _POINTER), ("bias", _POINTER), ("inputs", _SIZE), ("outputs", _SIZE))
+
+
+class _LayerNorm(ctypes.Structure):
+    """`layer_norm` of the library."""
+
+    _fields_ = (("weight", _POINTER), ("bias", _POINTER), ("eps", ctypes.c_float))
+
+
+class _AfterAttention(ctypes.Structure):
+    """`after_attention` of the library."""
+
+    _fields_ = (
+        ("output", _Matrix),
+        ("up", _Matrix),
+        ("down", _Matrix),
+        ("attention_norm", _LayerNorm),
+        ("mlp_norm", _LayerNorm),
+        ("then", _SIZE),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Weights in the order in which they are read, and a bias; it keeps alive what the library reads."""
+
+    outputs: int
+    nbytes: int
+    struct: _Matrix
+    _kept: tuple[torch.Tensor, ...]
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.struct)
+
+    @classmethod
+    def of(cls, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> "Matrix":
+        """Copies the weights into panels; the last one is filled up with zeros."""
+        outputs, inputs = weight_OI.shape
+        padded_OI = F.pad(weight_OI, (0, 0, 0, -outputs % PANEL))
+        panels_GIO = padded_OI.view(-1, PANEL, inputs).transpose(1, 2).contiguous()
+        kept = (panels_GIO,) if bias_O is None else (panels_GIO, bias_O.contiguous())
+        struct = _Matrix(panels_GIO.data_ptr(), None if bias_O is None else kept[-1].data_ptr(), inputs, outputs)
+        return cls(outputs, sum(tensor.nbytes for tensor in kept), struct, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class NormWeights:
+    """Of a layer normalisation."""
+
+    weight_D: torch.Tensor
+    bias_D: torch.Tensor
+    eps: float
+
+    @property
+    def struct(self) -> _LayerNorm:
+        return _LayerNorm(self.weight_D.data_ptr(), self.bias_D.data_ptr(), self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMatrices:
+    """All that an encoder's layer needs after its attention; it keeps alive what the library reads."""
+
+    inner: int
+    """How many numbers a row has between `up` and `down`."""
+    struct: _AfterAttention
+    _kept: tuple[object, ...]
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.struct)
+
+    @classmethod
+    def of(
+        cls, output: Matrix, attention_norm: NormWeights, up: Matrix, then: int, down: Matrix, mlp_norm: NormWeights
+    ) -> "LayerMatrices":
+        """`then` is an `activation` of the library."""
+        kept = (output, attention_norm, up, down, mlp_norm)
+        struct = _AfterAttention(output.struct, up.struct, down.struct, attention_norm.struct, mlp_norm.struct, then)
+        return cls(up.outputs, struct, kept)

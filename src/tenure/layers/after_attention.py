@@ -1,0 +1,85 @@
+"""What an encoder's layer does with each row after its attention, behind a seam.
+
+Legend: T rows, D hidden size.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+import torch
+
+from tenure.kernels.matrix import BLOCK_ROWS, LayerMatrices, NormWeights
+from tenure.kernels.native import NativeKernels
+from tenure.layers.layer_norm import LayerNorm
+from tenure.layers.linear import Activation, Linear, NativeLinear
+
+
+class AfterAttention(Protocol):
+    """x = norm(x + output(attended)), then norm(x + down(activation(up(x))))."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all weights."""
+        ...
+
+    def __call__(self, attended_TD: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
+        """The new x, shape (T, D); neither argument is changed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepByStep:
+    """All rows do one thing after the other, with any products, on any device."""
+
+    output: Linear
+    attention_norm: LayerNorm
+    up: Linear
+    activation: Activation
+    down: Linear
+    mlp_norm: LayerNorm
+
+    @property
+    def nbytes(self) -> int:
+        products = self.output.nbytes + self.up.nbytes + self.down.nbytes
+        return products + self.attention_norm.nbytes + self.mlp_norm.nbytes
+
+    def __call__(self, attended_TD: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
+        x_TD = self.attention_norm(self.output.add(attended_TD, x_TD))
+        return self.mlp_norm(self.down.add(self.up.activated(x_TD, self.activation), x_TD))
+
+
+_LIBRARY_ACTIVATIONS: Mapping[Activation, int] = MappingProxyType(
+    {Activation.GELU: 1, Activation.GELU_TANH: 2, Activation.RELU: 3}
+)
+"""The library's `activation`s."""
+
+
+class BlockByBlock:
+    """A few rows at a time do all of it, so that what is between the products stays in the caches."""
+
+    def __init__(self, steps: StepByStep, layer: LayerMatrices) -> None:
+        self._steps = steps
+        self._layer = layer
+        self._kernels = NativeKernels.load()
+
+    @property
+    def nbytes(self) -> int:
+        return self._steps.nbytes
+
+    def __call__(self, attended_TD: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
+        if len(x_TD) < BLOCK_ROWS * torch.get_num_threads():
+            return self._steps(attended_TD, x_TD)  # too few to keep all threads busy
+        return self._kernels.after_attention(self._layer, attended_TD, x_TD)
+
+
+def after_attention(steps: StepByStep) -> AfterAttention:
+    """The fastest way to do this, which depends on the products."""
+    output, up, down = steps.output, steps.up, steps.down
+    if not (isinstance(output, NativeLinear) and isinstance(up, NativeLinear) and isinstance(down, NativeLinear)):
+        return steps
+    if (then := _LIBRARY_ACTIVATIONS.get(steps.activation)) is None:
+        return steps
+    norms = [NormWeights(norm.weight_D, norm.bias_D, norm.eps) for norm in (steps.attention_norm, steps.mlp_norm)]
+    return BlockByBlock(steps, LayerMatrices.of(output.matrix, norms[0], up.matrix, then, down.matrix, norms[1]))
