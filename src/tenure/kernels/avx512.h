@@ -22,21 +22,22 @@ ALWAYS_INLINE __mmask16 first_lanes(int64_t count) {
     return count <= 0 ? 0 : count < LANES ? (__mmask16)((1u << count) - 1) : (__mmask16)0xffff;
 }
 
-/* e^x for x <= 0 with a relative error of about 1e-7; NaN stays NaN, and what is far below 0 gives 0.
+/* e^x is 2^(x LOG2_E), and the latter is simpler to compute. */
+#define LOG2_E 1.44269504f
+
+/* 2^x for x <= 0 with a relative error of about 1e-7; NaN stays NaN, and what is far below 0 gives 0.
  *
- * x = n ln 2 + r with |r| <= ln(2) / 2; e^r by its Taylor series, whose next term is below 6e-9. */
-ALWAYS_INLINE vec exponential(vec x) {
-    x = _mm512_max_ps(splat(-126.0f), x); /* the second one if either is NaN */
-    const vec n = _mm512_roundscale_ps(x * splat(0x1.715476p+0f), 0);
-    /* ln 2 in two parts; n times the first one is exact. */
-    const vec r = (x - n * splat(0x1.62e4p-1f)) - n * splat(0x1.7f7d1cp-20f);
-    vec p = splat(1.0f / 5040);
-    p = p * r + splat(1.0f / 720);
-    p = p * r + splat(1.0f / 120);
-    p = p * r + splat(1.0f / 24);
-    p = p * r + splat(1.0f / 6);
-    p = p * r + splat(0.5f);
-    p = p * r + splat(1.0f);
+ * x = n + r with |r| <= 1 / 2; 2^r by its Taylor series, whose next term is below 2e-8. */
+ALWAYS_INLINE vec power_of_two(vec x) {
+    x = _mm512_max_ps(splat(-200.0f), x); /* the second one if either is NaN */
+    const vec n = _mm512_roundscale_ps(x, 0), r = x - n;
+    vec p = splat(1.5252734e-5f);
+    p = p * r + splat(1.5403530e-4f);
+    p = p * r + splat(1.3333558e-3f);
+    p = p * r + splat(9.6181291e-3f);
+    p = p * r + splat(5.5504109e-2f);
+    p = p * r + splat(2.4022651e-1f);
+    p = p * r + splat(6.9314718e-1f);
     p = p * r + splat(1.0f);
     return _mm512_scalef_ps(p, n);
 }

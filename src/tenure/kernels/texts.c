@@ -21,12 +21,11 @@
 #include <math.h>
 #include <string.h>
 
+/* A thread takes so many heads of a text, one after the other. */
+enum { HEADS = 3 };
 enum { PAIR = 2 * LANES, BLOCK = 8, CHUNK = 256, MAX_QUERIES = 256, MAX_HEAD_DIM = 128 };
 /* Of a query, for a chunk. A vector more than that, or the rows of a block would share few lines of the cache. */
 enum { SCORES = CHUNK + LANES };
-
-/* Scores are made for powers of two, which are simpler than those of e. */
-#define LOG2_E 1.44269504f
 
 typedef struct {
     int64_t first_row;   /* of the text, in the batch */
@@ -53,23 +52,6 @@ typedef struct {
     float maximum[MAX_QUERIES], total[MAX_QUERIES];
     int64_t head_dim, width;
 } unit_state;
-
-/* 2^x for x <= 0 with a relative error of about 1e-7; NaN stays NaN, and what is far below 0 gives 0.
- *
- * x = n + r with |r| <= 1 / 2; 2^r by its Taylor series, whose next term is below 2e-8. */
-ALWAYS_INLINE vec power_of_two(vec x) {
-    x = _mm512_max_ps(splat(-200.0f), x); /* the second one if either is NaN */
-    const vec n = _mm512_roundscale_ps(x, 0), r = x - n;
-    vec p = splat(1.5252734e-5f);
-    p = p * r + splat(1.5403530e-4f);
-    p = p * r + splat(1.3333558e-3f);
-    p = p * r + splat(9.6181291e-3f);
-    p = p * r + splat(5.5504109e-2f);
-    p = p * r + splat(2.4022651e-1f);
-    p = p * r + splat(6.9314718e-1f);
-    p = p * r + splat(1.0f);
-    return _mm512_scalef_ps(p, n);
-}
 
 /* A square of numbers turned on its side, in place. */
 ALWAYS_INLINE void transpose(vec *rows) {
@@ -114,6 +96,12 @@ ALWAYS_INLINE void copy_row(float *to, const float *from, int64_t head_dim, int6
         const __mmask16 lanes = i < head_dim ? first_lanes(head_dim - i) : 0;
         store(to + i, _mm512_maskz_loadu_ps(lanes, from + i));
     }
+}
+
+/* What a row has for the next head, which is likely to be the next one of this thread. */
+ALWAYS_INLINE void fetch_row(const float *query, int64_t part_distance, int64_t head_dim) {
+    for (int part = 0; part < 3; part++)
+        for (int64_t i = 0; i < head_dim; i += LANES) __builtin_prefetch(query + part * part_distance + i, 0, 2);
 }
 
 ALWAYS_INLINE void copy_chunk(unit_state *unit, const float *keys, int64_t value_distance, int64_t row_size,
@@ -226,6 +214,7 @@ AVX512 static void attend_text(const text_plan *plan, const text_task *task, int
                 const int64_t query = block + q < task->num_queries ? block + q : task->num_queries - 1;
                 const float *from = text + (task->first_query + query) * row_size;
                 copy_row(unit.queries + q * unit.width, from, head_dim, unit.width);
+                if (head + 1 < plan->num_heads) fetch_row(from + head_dim, plan->num_heads * head_dim, head_dim);
             }
             score_keys(&unit, count);
             weigh_keys(&unit, block, count, factors);
@@ -242,7 +231,7 @@ AVX512 static void attend_text(const text_plan *plan, const text_task *task, int
 void tenure_attend_texts(const text_plan *plan, const float *heads, float *out) {
     const int64_t units = plan->num_tasks * plan->num_heads;
     /* One short text takes less time than waking the other threads. */
-#pragma omp parallel for schedule(dynamic, 2) if (units > 0 && (plan->num_tasks > 1 || plan->tasks->num_rows > 32))
+#pragma omp parallel for schedule(dynamic, HEADS) if (units > 0 && (plan->num_tasks > 1 || plan->tasks->num_rows > 32))
     for (int64_t unit = 0; unit < units; unit++)
         attend_text(plan, plan->tasks + unit / plan->num_heads, unit % plan->num_heads, heads, out);
 }
