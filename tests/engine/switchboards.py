@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.lowlevel
 import msgspec
-from anyio.abc import TaskGroup, UNIXSocketStream
+from anyio.abc import TaskGroup
 
 from tenure.core.admission import GateLimits
 from tenure.core.report import Limits, Output
@@ -21,6 +21,7 @@ from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import SamplingParams
 from tenure.wire import messages as wire
 from tenure.wire.framing import Channel, PeerGone
+from tenure.wire.sockets import SocketStream
 from tests.wire.samples import CARD
 
 Said = TypeVar("Said", bound=wire.Message)
@@ -42,7 +43,8 @@ def submit(request: int, *prompts: list[int], n: int = 1, label: str = "") -> wi
 class Worker:
     """An API process, as the engine sees it."""
 
-    def __init__(self, stream: UNIXSocketStream) -> None:
+    def __init__(self, stream: SocketStream) -> None:
+        self.stream = stream
         self._channel: Channel[Any] = Channel(stream, wire.FromEngine)
         self._heard: list[Any] = []
         self._questions = 0
@@ -115,8 +117,10 @@ class Board:
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         if buffer_bytes:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
-        self._group.start_soon(self.switchboard.serve, await UNIXSocketStream.from_socket(theirs))
-        worker = Worker(await UNIXSocketStream.from_socket(ours))
+        for end in (ours, theirs):
+            end.setblocking(False)
+        self._group.start_soon(self.switchboard.serve, SocketStream(theirs))
+        worker = Worker(SocketStream(ours))
         self.workers.append(worker)
         if version is not None:
             await worker.say(wire.Hello(worker=len(self.workers), version=version))

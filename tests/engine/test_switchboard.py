@@ -3,6 +3,7 @@
 import queue
 import random
 from contextlib import suppress
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -385,6 +386,40 @@ def test_a_peer_that_speaks_another_version_is_not_served(version: int | None) -
             assert refused.outcome is Outcome.UNAVAILABLE
             assert "version" in refused.message
             assert rig.take_orders() == []
+
+    run(scenario)
+
+
+class _WatchedOrders(queue.Queue[Any]):
+    """Notes with each order whether the worker has its answer already."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self.answered: list[bool] = []
+        self._worker = worker
+
+    def put_nowait(self, item: Any) -> None:
+        self.answered.append(self._worker.stream.arrived())
+        super().put_nowait(item)
+
+
+def test_whoever_asks_has_the_answer_before_the_loop_has_the_request() -> None:
+    """From then on the loop may occupy all cores."""
+
+    async def scenario() -> None:
+        async with board() as rig:
+            worker = await rig.connect()
+            await worker.hear(wire.Unready)
+            rig.orders = orders = _WatchedOrders(worker)
+            rig.open()
+            await worker.hear(wire.Ready)
+            await worker.say(submit(1))
+            add = await rig.wait_order()
+            assert isinstance(add, Add)
+            assert orders.answered == [True]
+            await worker.hear(wire.Admitted)
+            rig.end(add.request)
+            await worker.hear(wire.Ended)
 
     run(scenario)
 

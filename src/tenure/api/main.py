@@ -39,6 +39,7 @@ from tenure.process.descriptors import allow_descriptors
 from tenure.process.lifeline import die_with_parent, end_of_file
 from tenure.process.logs import configure_logging
 from tenure.process.reports import HEARTBEAT_INTERVAL, Alive, Failed, Serving, offer_report, write_report
+from tenure.process.turns import take_short_turns
 from tenure.text.judge_prompt import judge_prompt
 from tenure.wire.messages import CancelledRequest, Recall
 
@@ -72,6 +73,7 @@ def main() -> None:
         write_report(report, Failed(message=str(error)))
         sys.exit(1)
     shared = SharedCounters.attach(counters, CounterSchema(workers=config.workers, models=config.model_names))
+    take_short_turns()
     with _reporting(config.report) as reporter:
         serve = partial(_serve, config, texts, socket.socket(fileno=listener), shared, report, reporter)
         anyio.run(serve, backend_options={"use_uvloop": True})

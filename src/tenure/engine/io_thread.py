@@ -17,6 +17,7 @@ from tenure.engine.orders import EngineSnapshot, Order, Progress, Stop
 from tenure.engine.pulse import Pulse
 from tenure.engine.switchboard import Beat, Switchboard, unheard
 from tenure.process.lifeline import end_of_file
+from tenure.process.turns import take_short_turns
 from tenure.wire import sockets
 from tenure.wire.messages import ModelCard
 
@@ -119,6 +120,7 @@ class IOThread:
                 self._orders.put(Stop())
 
     async def _main(self) -> None:
+        take_short_turns()
         self._loop = asyncio.get_running_loop()
         with self._listener:
             await self._serve()

@@ -23,7 +23,7 @@ from itertools import count
 
 import anyio
 import msgspec
-from anyio.abc import ByteStream, TaskGroup
+from anyio.abc import TaskGroup
 
 from tenure.core.admission import Gate, GateLimits, Permit, Refusal
 from tenure.core.ledger import LedgerError
@@ -38,6 +38,7 @@ from tenure.process.reports import HEARTBEAT_INTERVAL
 from tenure.wire import messages as wire
 from tenure.wire.framing import Channel, FrameTooLarge, PeerGone
 from tenure.wire.outbox import Outbox, OutboxFull
+from tenure.wire.sockets import SocketStream
 
 logger = logging.getLogger("tenure.engine")
 
@@ -159,10 +160,11 @@ class Switchboard:
 
     # connections
 
-    async def serve(self, stream: ByteStream) -> None:
+    async def serve(self, stream: SocketStream) -> None:
         """Serve one connection until it is lost; then cancel what it held."""
         channel: Channel[wire.ToEngine] = Channel(stream, wire.ToEngine)
-        connection = _Connection(next(self._numbers), Outbox(channel, self._outbox_bytes))
+        outbox = Outbox(channel, self._outbox_bytes, stream.send_now)
+        connection = _Connection(next(self._numbers), outbox)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(channel.aclose)
             stack.callback(self._lose, connection)
@@ -235,7 +237,7 @@ class Switchboard:
         number = next(self._numbers)
         self._open[number] = connection.requests[submit.request] = _Open(number, answer, connection, submit.request)
         self._register.enter(number, Name(submit.public_id, submit.label, submit.owner))
-        self._send(connection, wire.Admitted(request=submit.request))
+        self._send(connection, wire.Admitted(request=submit.request))  # before a step occupies the cores
         self._order(Add(translation.request(number, submit, time.monotonic())))
 
     def _ask(self, connection: _Connection, submit: wire.Submit) -> Permit | Refusal:
