@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from tenure.errors import CallerError
+from tenure.kernels.native import can_run_avx512
 from tenure.layers.pooling import unit_rows
 from tenure.models.bert import ROWS_AT_ONCE
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.source import ResolvedSource
+from tests.layers.threads import threads as using
 from tests.models.tiny_encoders import (
     FAMILIES,
     edit_json,
@@ -125,6 +127,17 @@ def test_a_text_is_answered_alike_alone_and_among_others(saved: tuple[ResolvedSo
         [alone] = run(model, [text], EMBED)
         assert_close(one, alone, ALONE)
         assert_close(other, alone, ALONE)
+
+
+@pytest.mark.skipif(not can_run_avx512(torch.float32, torch.device("cpu")), reason="torch's products here")
+def test_with_native_products_the_batch_does_not_matter_at_all(saved: tuple[ResolvedSource, Any]) -> None:
+    """To the last bit: whether a layer takes its rows in blocks or step by step, and on however many threads."""
+    model, texts = load_own(saved[0]), random_texts((*LENGTHS, 90, 64, 98, 5))
+    together = run(model, texts, TOKEN_EMBED)
+    for text, one in zip(texts, together, strict=True):
+        with using(1):
+            [alone] = run(model, [text], TOKEN_EMBED)
+        assert torch.equal(one, alone)
 
 
 def test_batches_of_more_rows_than_go_through_at_once(saved: tuple[ResolvedSource, Any]) -> None:

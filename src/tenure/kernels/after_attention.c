@@ -3,7 +3,8 @@
  *     x = norm(x + output(attended));  x = norm(x + down(activation(up(x))))
  *
  * All of it is row by row. So a block of rows goes through the whole of it on one thread, and what lies between the
- * products, four times as wide as a row, never leaves the caches of its core.
+ * products, four times as wide as a row, never leaves the caches of its core. Too few rows for that go step by step, and
+ * all threads share in each step.
  *
  * A row's result does not depend on the other rows, nor on the number of threads, to the last bit.
  * How this library is loaded and called is told in native.c and native.py.
@@ -23,6 +24,9 @@ typedef struct {
     const float *weight, *bias;
     float eps;
 } layer_norm;
+
+/* Below this many elements a loop takes less time than waking the other threads. */
+enum { SERIAL_ELEMENTS = 16384 };
 
 typedef enum { GELU = 1, GELU_TANH = 2, RELU = 3 } activation;
 
@@ -120,16 +124,33 @@ static void finish_block(const after_attention *layer, const float *attended, co
     normalize(out, rows, width, &layer->mlp_norm);
 }
 
+static void finish_few(const after_attention *layer, const float *attended, const float *x, float *inner, float *out,
+                       int64_t rows) {
+    const int64_t width = layer->output.outputs, inner_width = layer->up.outputs;
+    tenure_multiply(&layer->output, attended, x, out, rows);
+    normalize(out, rows, width, &layer->attention_norm);
+    tenure_multiply(&layer->up, out, 0, inner, rows);
+#pragma omp parallel for if (rows * inner_width > SERIAL_ELEMENTS)
+    for (int64_t row = 0; row < rows; row++)
+        activate(inner + row * inner_width, inner_width, (activation)layer->then);
+    tenure_multiply(&layer->down, inner, out, out, rows);
+    normalize(out, rows, width, &layer->mlp_norm);
+}
+
 /* `scratch` has BLOCK_ROWS rows of what lies between `up` and `down` for each of `threads`. */
 void tenure_after_attention(const after_attention *layer, const float *attended, const float *x, float *scratch,
                             float *out, int64_t rows, int64_t threads) {
-    const int64_t blocks = tenure_count_blocks(rows, threads);
+    const int64_t blocks = tenure_count_blocks(rows, threads), inner_width = layer->up.outputs;
+    if (rows < threads * BLOCK_ROWS) {
+        finish_few(layer, attended, x, scratch, out, rows);
+        return;
+    }
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t first = share(rows, block, blocks), last = share(rows, block + 1, blocks);
-        float *inner = scratch + omp_get_thread_num() * BLOCK_ROWS * layer->up.outputs;
-        finish_block(layer, attended + first * layer->output.inputs, x + first * layer->output.outputs, inner,
-                     out + first * layer->output.outputs, last - first);
+        finish_block(layer, attended + first * layer->output.inputs, x + first * layer->output.outputs,
+                     scratch + omp_get_thread_num() * BLOCK_ROWS * inner_width, out + first * layer->output.outputs,
+                     last - first);
     }
 }
 

@@ -75,6 +75,10 @@ class NormWeights:
     eps: float
 
     @property
+    def nbytes(self) -> int:
+        return self.weight_D.nbytes + self.bias_D.nbytes
+
+    @property
     def struct(self) -> _LayerNorm:
         return _LayerNorm(self.weight_D.data_ptr(), self.bias_D.data_ptr(), self.eps)
 
@@ -85,6 +89,7 @@ class LayerMatrices:
 
     inner: int
     """How many numbers a row has between `up` and `down`."""
+    nbytes: int
     struct: _AfterAttention
     _kept: tuple[object, ...]
 
@@ -99,4 +104,4 @@ class LayerMatrices:
         """`then` is an `activation` of the library."""
         kept = (output, attention_norm, up, down, mlp_norm)
         struct = _AfterAttention(output.struct, up.struct, down.struct, attention_norm.struct, mlp_norm.struct, then)
-        return cls(up.outputs, struct, kept)
+        return cls(up.outputs, sum(part.nbytes for part in kept), struct, kept)

@@ -121,10 +121,7 @@ class NativeKernels:
         return out_TO
 
     def after_attention(self, layer: LayerMatrices, attended_TD: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
-        """What an encoder's layer does with each row after its attention, shape (T, D); a row is the same in any batch.
-
-        Rows are shared out in blocks: fewer than `BLOCK_ROWS` for each thread keep only some of them busy.
-        """
+        """What an encoder's layer does after its attention, shape (T, D); a row is the same in any batch."""
         assert attended_TD.is_contiguous()
         assert x_TD.is_contiguous()
         threads = torch.get_num_threads()

@@ -20,7 +20,10 @@ typedef struct {
     float *out;
 } product;
 
-/* Some rows of a product, with all of its panels. */
+/* A product of so many rows, on all threads. */
+void tenure_multiply(const matrix *weights, const float *x, const float *addend, float *out, int64_t rows);
+
+/* Some rows of a product, on this thread. */
 void tenure_multiply_rows(const product *p, int64_t first_row, int64_t last_row);
 
 /* Into how many blocks of at most BLOCK_ROWS rows to divide so many, so that all threads have the same to do. */

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from tenure.kernels.matrix import BLOCK_ROWS, LayerMatrices, NormWeights
+from tenure.kernels.matrix import LayerMatrices, NormWeights
 from tenure.kernels.native import NativeKernels
 from tenure.layers.layer_norm import LayerNorm
 from tenure.layers.linear import Activation, Linear, NativeLinear
@@ -59,18 +59,15 @@ _LIBRARY_ACTIVATIONS: Mapping[Activation, int] = MappingProxyType(
 class BlockByBlock:
     """A few rows at a time do all of it, so that what is between the products stays in the caches."""
 
-    def __init__(self, steps: StepByStep, layer: LayerMatrices) -> None:
-        self._steps = steps
+    def __init__(self, layer: LayerMatrices) -> None:
         self._layer = layer
         self._kernels = NativeKernels.load()
 
     @property
     def nbytes(self) -> int:
-        return self._steps.nbytes
+        return self._layer.nbytes
 
     def __call__(self, attended_TD: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
-        if len(x_TD) < BLOCK_ROWS * torch.get_num_threads():
-            return self._steps(attended_TD, x_TD)  # too few to keep all threads busy
         return self._kernels.after_attention(self._layer, attended_TD, x_TD)
 
 
@@ -82,4 +79,4 @@ def after_attention(steps: StepByStep) -> AfterAttention:
     if (then := _LIBRARY_ACTIVATIONS.get(steps.activation)) is None:
         return steps
     norms = [NormWeights(norm.weight_D, norm.bias_D, norm.eps) for norm in (steps.attention_norm, steps.mlp_norm)]
-    return BlockByBlock(steps, LayerMatrices.of(output.matrix, norms[0], up.matrix, then, down.matrix, norms[1]))
+    return BlockByBlock(LayerMatrices.of(output.matrix, norms[0], up.matrix, then, down.matrix, norms[1]))
