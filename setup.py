@@ -30,6 +30,7 @@ setup(
         Extension(
             "tenure.kernels._native",
             sources=[f"src/tenure/kernels/{name}.c" for name in ("native", "product", "after_attention", "texts")],
+            depends=[f"src/tenure/kernels/{name}.h" for name in ("avx512", "product")],
             # -fopenmp is for the compiler alone: linked, it would bring a second OpenMP runtime beside torch's.
             extra_compile_args=["-std=gnu11", "-O3", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi"],
             libraries=["m"],

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from tenure.kernels import native
-from tenure.layers.after_attention import AfterAttention, BlockByBlock, StepByStep, after_attention
+from tenure.layers.after_attention import AfterAttention, CompiledSteps, StepByStep, after_attention
 from tenure.layers.layer_norm import LayerNorm
 from tenure.layers.linear import LINEAR_BACKENDS, Activation, linear_factory
 from tests.layers.threads import threads as using
@@ -15,7 +15,7 @@ needs_native = pytest.mark.skipif(
     not native.can_run_avx512(torch.float32, CPU), reason="no native layers with this processor or installation"
 )
 BACKENDS = [pytest.param(name, marks=needs_native) if name == "native" else name for name in LINEAR_BACKENDS]
-SIZES = [(32, 128), (50, 70), (7, 33), (256, 1600)]
+SIZES = [(32, 128), (50, 70), (7, 33), (256, 1600), (1024, 40)]
 """Hidden and inner sizes, with and without what does not fill a vector, a panel or a part of the inputs."""
 ACTIVATIONS = {
     Activation.GELU: F.gelu,
@@ -59,7 +59,7 @@ def test_all_ways_agree(rows: int, hidden: int, inner: int, activation: Activati
 
 @needs_native
 def test_who_takes_blocks() -> None:
-    assert isinstance(layer(32, 64, Activation.GELU, "native")[1], BlockByBlock)
+    assert isinstance(layer(32, 64, Activation.GELU, "native")[1], CompiledSteps)
     assert isinstance(layer(32, 64, Activation.TANH, "native")[1], StepByStep)
     assert isinstance(layer(32, 64, Activation.GELU, "torch")[1], StepByStep)
 
@@ -76,7 +76,15 @@ def test_a_row_is_the_same_among_any_others(hidden: int, inner: int, activation:
     with torch.inference_mode():
         with using(1):
             whole = given(attended, x)
-        for count, first, last in ((1, 60, 120), (2, 0, 399), (2, 30, 199), (3, 123, 400), (5, 0, 240)):
+        for count, first, last in (
+            (1, 60, 120),
+            (1, 120, 140),
+            (2, 0, 399),
+            (2, 30, 199),
+            (3, 123, 400),
+            (4, 100, 160),
+            (5, 0, 240),
+        ):
             rows = slice(first, last)
             with using(count):
                 found = given(attended[rows], x[rows])

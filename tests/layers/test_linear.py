@@ -62,7 +62,9 @@ def test_what_follows_the_product(activation: Activation, backend: str) -> None:
 
 
 @needs_native
-@pytest.mark.parametrize(("inputs", "outputs"), [(576, 960), (1537, 576), (2048, 70), (37, 33), (3, 1000), (4, 1)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(576, 960), (1537, 576), (2048, 1056), (1024, 70), (37, 33), (3, 1000), (4, 1)]
+)
 def test_native_products_of_a_row_are_the_same_in_any_batch(inputs: int, outputs: int) -> None:
     """To the last bit, on any number of threads; a number that is not finite stays in its row."""
     torch.manual_seed(2)
@@ -80,7 +82,8 @@ def test_native_products_of_a_row_are_the_same_in_any_batch(inputs: int, outputs
                         torch.testing.assert_close(linear(x[rows]), whole[rows], rtol=0, atol=0, equal_nan=True)
                         found = linear.add(x[rows], residual[rows])
                         torch.testing.assert_close(found, added[rows], rtol=0, atol=0, equal_nan=True)
-        torch.testing.assert_close(added, whole + residual, rtol=1e-4, atol=1e-4, equal_nan=True)
+        close = 0 if inputs <= 1536 else 1e-4  # of more, sums begin with what is added
+        torch.testing.assert_close(added, whole + residual, rtol=close, atol=close, equal_nan=True)
     assert whole.isnan().any(1).nonzero().flatten().tolist() == [7]
     assert linear(x[:0]).shape == (0, outputs)
 

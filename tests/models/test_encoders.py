@@ -133,11 +133,11 @@ def test_a_text_is_answered_alike_alone_and_among_others(saved: tuple[ResolvedSo
 def test_with_native_products_the_batch_does_not_matter_at_all(saved: tuple[ResolvedSource, Any]) -> None:
     """To the last bit: whether a layer takes its rows in blocks or step by step, and on however many threads."""
     model, texts = load_own(saved[0]), random_texts((*LENGTHS, 90, 64, 98, 5))
-    together = run(model, texts, TOKEN_EMBED)
-    for text, one in zip(texts, together, strict=True):
-        with using(1):
-            [alone] = run(model, [text], TOKEN_EMBED)
-        assert torch.equal(one, alone)
+    for params in (TOKEN_EMBED, EMBED):
+        for text, one in zip(texts, run(model, texts, params), strict=True):
+            with using(1):
+                [alone] = run(model, [text], params)
+            assert torch.equal(one, alone)
 
 
 def test_batches_of_more_rows_than_go_through_at_once(saved: tuple[ResolvedSource, Any]) -> None:

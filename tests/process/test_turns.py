@@ -20,7 +20,7 @@ def turn() -> int | None:
     return int(found[1]) if found else None
 
 
-def test_a_thread_takes_short_turns_and_its_neighbours_and_children_do_not() -> None:
+def test_a_thread_takes_the_turns_it_asked_for_last_and_its_neighbours_and_children_do_not() -> None:
     found: dict[str, int | None] = {"before": turn()}
     asked: list[bool] = []
 
@@ -28,7 +28,7 @@ def test_a_thread_takes_short_turns_and_its_neighbours_and_children_do_not() -> 
         found[name] = turn()
 
     def run() -> None:
-        asked.append(take_short_turns(2e-4))
+        asked.append(take_short_turns(1e-3) and take_short_turns(2e-4))
         note("own")
         child = threading.Thread(target=note, args=("child",))
         child.start()

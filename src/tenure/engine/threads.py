@@ -60,8 +60,9 @@ class ThreadGovernor:
         self._computed += seconds
         if self._trial_steps == 0:
             self._usual = ratio if self._usual is None else self._usual + _SMOOTHING * (ratio - self._usual)
-            share = (self._cpu_time() - self._cpu_before) / (seconds * self._most)
-            self._share += _SMOOTHING * (share - self._share)
+            if self.threads == self._most:
+                share = (self._cpu_time() - self._cpu_before) / (seconds * self._most)
+                self._share += _SMOOTHING * (share - self._share)
             return
         self._trial_steps -= 1
         if self._trial_steps == 0:
@@ -78,7 +79,7 @@ class ThreadGovernor:
 
     @property
     def _is_trial_due(self) -> bool:
-        undisturbed = self.threads != 1 and self._share > _UNDISTURBED
+        undisturbed = self.threads == self._most and self._share > _UNDISTURBED
         return self._computed >= (_LONGEST_WAIT if undisturbed else self._wait)
 
     @property

@@ -19,6 +19,7 @@
 #include "product.h"
 
 #include <math.h>
+#include <stdbool.h>
 
 typedef struct {
     const float *weight, *bias;
@@ -28,12 +29,12 @@ typedef struct {
 /* Below this many elements a loop takes less time than waking the other threads. */
 enum { SERIAL_ELEMENTS = 16384 };
 
-typedef enum { GELU = 1, GELU_TANH = 2, RELU = 3 } activation;
+typedef enum { GELU = 1, GELU_TANH = 2, RELU = 3 } function;
 
 typedef struct {
     matrix output, up, down;
     layer_norm attention_norm, mlp_norm;
-    int64_t then; /* an activation */
+    int64_t activation; /* a function */
 } after_attention;
 
 /* 1 / x for x >= 1 with a relative error of about 1e-7: an estimate of 14 bits and a step of Newton's. */
@@ -63,98 +64,97 @@ ALWAYS_INLINE vec gelu_tanh(vec x) {
     return x * over * inverse(splat(1) + e);
 }
 
-ALWAYS_INLINE vec activated(vec x, activation then) {
-    return then == GELU ? gelu(x) : then == GELU_TANH ? gelu_tanh(x) : (vec)_mm512_max_ps(splat(0), x);
+ALWAYS_INLINE vec activated(vec x, function f) {
+    return f == GELU ? gelu(x) : f == GELU_TANH ? gelu_tanh(x) : (vec)_mm512_max_ps(splat(0), x);
 }
 
-ALWAYS_INLINE void activate_all(float *x, int64_t count, activation then) {
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) store(x + i, activated(load(x + i), then));
-    const __mmask16 lanes = first_lanes(count - i);
-    if (lanes) _mm512_mask_storeu_ps(x + i, lanes, activated(_mm512_maskz_loadu_ps(lanes, x + i), then));
-}
-
-AVX512 static void activate(float *x, int64_t count, activation then) {
-    switch (then) {
-        case GELU: activate_all(x, count, GELU); break;
-        case GELU_TANH: activate_all(x, count, GELU_TANH); break;
-        case RELU: activate_all(x, count, RELU); break;
+ALWAYS_INLINE void activate_all(float *x, int64_t count, function f) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        const __mmask16 lanes = first_lanes(count - i);
+        _mm512_mask_storeu_ps(x + i, lanes, activated(_mm512_maskz_loadu_ps(lanes, x + i), f));
     }
 }
 
-/* In place. */
+/* In place, like the next one. */
+AVX512 static void activate_row(float *x, int64_t width, function f) {
+    switch (f) {
+        case GELU: activate_all(x, width, GELU); break;
+        case GELU_TANH: activate_all(x, width, GELU_TANH); break;
+        case RELU: activate_all(x, width, RELU); break;
+    }
+}
+
 AVX512 static void normalize_row(float *x, int64_t width, const layer_norm *norm) {
-    const int64_t whole = width / LANES * LANES;
-    const __mmask16 rest = first_lanes(width - whole);
-    vec sums = _mm512_maskz_loadu_ps(rest, x + whole);
-    for (int64_t i = 0; i < whole; i += LANES) sums += load(x + i);
+    vec sums = splat(0), squares = splat(0);
+    for (int64_t i = 0; i < width; i += LANES) sums += (vec)_mm512_maskz_loadu_ps(first_lanes(width - i), x + i);
     const vec mean = splat(_mm512_reduce_add_ps(sums) / (float)width);
-    vec squares = _mm512_maskz_sub_ps(rest, _mm512_maskz_loadu_ps(rest, x + whole), mean);
-    squares *= squares;
-    for (int64_t i = 0; i < whole; i += LANES) {
-        const vec difference = load(x + i) - mean;
+    for (int64_t i = 0; i < width; i += LANES) {
+        const __mmask16 lanes = first_lanes(width - i);
+        const vec difference = _mm512_maskz_sub_ps(lanes, _mm512_maskz_loadu_ps(lanes, x + i), mean);
         squares += difference * difference;
     }
     const vec factor = splat(1 / sqrtf(_mm512_reduce_add_ps(squares) / (float)width + norm->eps));
-    for (int64_t i = 0; i < whole; i += LANES)
-        store(x + i, (load(x + i) - mean) * factor * load(norm->weight + i) + load(norm->bias + i));
-    if (rest) {
-        const vec normal = (_mm512_maskz_loadu_ps(rest, x + whole) - mean) * factor;
-        const vec weight = _mm512_maskz_loadu_ps(rest, norm->weight + whole);
-        const vec bias = _mm512_maskz_loadu_ps(rest, norm->bias + whole);
-        _mm512_mask_storeu_ps(x + whole, rest, normal * weight + bias);
+    for (int64_t i = 0; i < width; i += LANES) {
+        const __mmask16 lanes = first_lanes(width - i);
+        const vec normal = ((vec)_mm512_maskz_loadu_ps(lanes, x + i) - mean) * factor;
+        const vec weight = _mm512_maskz_loadu_ps(lanes, norm->weight + i);
+        _mm512_mask_storeu_ps(x + i, lanes, normal * weight + (vec)_mm512_maskz_loadu_ps(lanes, norm->bias + i));
     }
 }
 
-static void normalize(float *x, int64_t rows, int64_t width, const layer_norm *norm) {
+static void normalize(float *x, int64_t rows, int64_t width, const layer_norm *norm, bool alone) {
+#pragma omp parallel for if (!alone && rows * width > SERIAL_ELEMENTS)
     for (int64_t row = 0; row < rows; row++) normalize_row(x + row * width, width, norm);
 }
 
-/* `inner` holds the block's rows between `up` and `down`. */
-static void finish_block(const after_attention *layer, const float *attended, const float *x, float *inner, float *out,
-                         int64_t rows) {
+static void activate(float *x, int64_t rows, int64_t width, function f, bool alone) {
+#pragma omp parallel for if (!alone && rows * width > SERIAL_ELEMENTS)
+    for (int64_t row = 0; row < rows; row++) activate_row(x + row * width, width, f);
+}
+
+/* On this thread alone, or on all of them; `inner` has room for the rows between `up` and `down`. */
+static void finish_rows(const after_attention *layer, const float *attended, const float *x, float *inner, float *out,
+                        int64_t rows, bool alone) {
+    void (*const multiply)(const product *, int64_t) = alone ? tenure_multiply_alone : tenure_multiply_together;
     const int64_t width = layer->output.outputs;
     const product output = {&layer->output, attended, x, out}, up = {&layer->up, out, 0, inner};
     const product down = {&layer->down, inner, out, out};
-    tenure_multiply_rows(&output, 0, rows);
-    normalize(out, rows, width, &layer->attention_norm);
-    tenure_multiply_rows(&up, 0, rows);
-    activate(inner, rows * layer->up.outputs, (activation)layer->then);
-    tenure_multiply_rows(&down, 0, rows);
-    normalize(out, rows, width, &layer->mlp_norm);
+    multiply(&output, rows);
+    normalize(out, rows, width, &layer->attention_norm, alone);
+    multiply(&up, rows);
+    activate(inner, rows, layer->up.outputs, (function)layer->activation, alone);
+    multiply(&down, rows);
+    normalize(out, rows, width, &layer->mlp_norm, alone);
 }
 
-static void finish_few(const after_attention *layer, const float *attended, const float *x, float *inner, float *out,
-                       int64_t rows) {
-    const int64_t width = layer->output.outputs, inner_width = layer->up.outputs;
-    tenure_multiply(&layer->output, attended, x, out, rows);
-    normalize(out, rows, width, &layer->attention_norm);
-    tenure_multiply(&layer->up, out, 0, inner, rows);
-#pragma omp parallel for if (rows * inner_width > SERIAL_ELEMENTS)
-    for (int64_t row = 0; row < rows; row++)
-        activate(inner + row * inner_width, inner_width, (activation)layer->then);
-    tenure_multiply(&layer->down, inner, out, out, rows);
-    normalize(out, rows, width, &layer->mlp_norm);
-}
-
-/* `scratch` has BLOCK_ROWS rows of what lies between `up` and `down` for each of `threads`. */
+/* `scratch` has room for the rows between `up` and `down`: for all, or for BLOCK_ROWS of each of `threads` if these are
+ * fewer. */
 void tenure_after_attention(const after_attention *layer, const float *attended, const float *x, float *scratch,
                             float *out, int64_t rows, int64_t threads) {
-    const int64_t blocks = tenure_count_blocks(rows, threads), inner_width = layer->up.outputs;
     if (rows < threads * BLOCK_ROWS) {
-        finish_few(layer, attended, x, scratch, out, rows);
+        finish_rows(layer, attended, x, scratch, out, rows, false);
         return;
     }
+    const int64_t blocks = tenure_count_blocks(rows, threads), width = layer->output.outputs;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t first = share(rows, block, blocks), last = share(rows, block + 1, blocks);
-        finish_block(layer, attended + first * layer->output.inputs, x + first * layer->output.outputs,
-                     scratch + omp_get_thread_num() * BLOCK_ROWS * inner_width, out + first * layer->output.outputs,
-                     last - first);
+        float *inner = scratch + omp_get_thread_num() * BLOCK_ROWS * layer->up.outputs;
+        finish_rows(layer, attended + first * layer->output.inputs, x + first * width, inner, out + first * width,
+                    last - first, true);
     }
 }
 
+/* Whether the caller knows this version's constants and structures. */
+int64_t tenure_has_layout(int64_t block_rows, int64_t panel, int64_t size_of_layer) {
+    return block_rows == BLOCK_ROWS && panel == PANEL && size_of_layer == sizeof(after_attention);
+}
+
 #else
+
+int64_t tenure_has_layout(int64_t block_rows, int64_t panel, int64_t size_of_layer) {
+    return block_rows && panel && size_of_layer;
+}
 
 void tenure_after_attention(const void *layer, const float *attended, const float *x, float *scratch, float *out,
                             int64_t rows, int64_t threads) {

@@ -38,14 +38,19 @@ class _AfterAttention(ctypes.Structure):
         ("down", _Matrix),
         ("attention_norm", _LayerNorm),
         ("mlp_norm", _LayerNorm),
-        ("then", _SIZE),
+        ("activation", _SIZE),
     )
+
+
+LAYOUT = (BLOCK_ROWS, PANEL, ctypes.sizeof(_AfterAttention))
+"""What the library must agree with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """Weights in the order in which they are read, and a bias; it keeps alive what the library reads."""
 
+    inputs: int
     outputs: int
     nbytes: int
     struct: _Matrix
@@ -59,11 +64,16 @@ class Matrix:
     def of(cls, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> "Matrix":
         """Copies the weights into panels; the last one is filled up with zeros."""
         outputs, inputs = weight_OI.shape
-        padded_OI = F.pad(weight_OI, (0, 0, 0, -outputs % PANEL))
-        panels_GIO = padded_OI.view(-1, PANEL, inputs).transpose(1, 2).contiguous()
-        kept = (panels_GIO,) if bias_O is None else (panels_GIO, bias_O.contiguous())
-        struct = _Matrix(panels_GIO.data_ptr(), None if bias_O is None else kept[-1].data_ptr(), inputs, outputs)
-        return cls(outputs, sum(tensor.nbytes for tensor in kept), struct, kept)
+        if missing := -outputs % PANEL:
+            weight_OI = F.pad(weight_OI, (0, 0, 0, missing))
+        panels_GIO = weight_OI.view(-1, PANEL, inputs).transpose(1, 2).contiguous()
+        if bias_O is None:
+            return cls(
+                inputs, outputs, panels_GIO.nbytes, _Matrix(panels_GIO.data_ptr(), None, inputs, outputs), (panels_GIO,)
+            )
+        bias_O = bias_O.contiguous()
+        struct = _Matrix(panels_GIO.data_ptr(), bias_O.data_ptr(), inputs, outputs)
+        return cls(inputs, outputs, panels_GIO.nbytes + bias_O.nbytes, struct, (panels_GIO, bias_O))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,7 @@ class NormWeights:
 class LayerMatrices:
     """All that an encoder's layer needs after its attention; it keeps alive what the library reads."""
 
+    hidden: int
     inner: int
     """How many numbers a row has between `up` and `down`."""
     nbytes: int
@@ -99,9 +110,17 @@ class LayerMatrices:
 
     @classmethod
     def of(
-        cls, output: Matrix, attention_norm: NormWeights, up: Matrix, then: int, down: Matrix, mlp_norm: NormWeights
+        cls,
+        output: Matrix,
+        attention_norm: NormWeights,
+        up: Matrix,
+        activation: int,
+        down: Matrix,
+        mlp_norm: NormWeights,
     ) -> "LayerMatrices":
-        """`then` is an `activation` of the library."""
+        """`activation` is a `function` of the library."""
         kept = (output, attention_norm, up, down, mlp_norm)
-        struct = _AfterAttention(output.struct, up.struct, down.struct, attention_norm.struct, mlp_norm.struct, then)
-        return cls(up.outputs, sum(part.nbytes for part in kept), struct, kept)
+        struct = _AfterAttention(
+            output.struct, up.struct, down.struct, attention_norm.struct, mlp_norm.struct, activation
+        )
+        return cls(output.outputs, up.outputs, sum(part.nbytes for part in kept), struct, kept)

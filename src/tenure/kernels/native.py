@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tenure.kernels.matrix import BLOCK_ROWS, LayerMatrices, Matrix
+from tenure.kernels.matrix import BLOCK_ROWS, LAYOUT, LayerMatrices, Matrix
 from tenure.kernels.paged_attention import AttentionShape, IntArray
 from tenure.kernels.text_attention import TextPlan
 
@@ -55,9 +55,12 @@ class NativeKernels:
         ctypes.CDLL(_torch_openmp(), mode=ctypes.RTLD_GLOBAL)
         loaded = ctypes.CDLL(str(library))
         try:
-            return cls._of(loaded)
+            kernels = cls._of(loaded)
         except AttributeError as error:
             raise OSError(f"{library} is of another version: {error}") from error
+        if not loaded.tenure_has_layout(*map(_SIZE, LAYOUT)):
+            raise OSError(f"{library} is of another version")
+        return kernels
 
     @classmethod
     def _of(cls, loaded: ctypes.CDLL) -> "NativeKernels":
@@ -114,7 +117,8 @@ class NativeKernels:
     def multiply(self, matrix: Matrix, x_TI: torch.Tensor, addend_TO: torch.Tensor | None) -> torch.Tensor:
         """x W^T + bias + addend, shape (T, O); a row is the same in any batch."""
         assert x_TI.is_contiguous()
-        assert addend_TO is None or addend_TO.is_contiguous()
+        assert x_TI.shape[1] == matrix.inputs
+        assert addend_TO is None or (addend_TO.is_contiguous() and addend_TO.shape == (len(x_TI), matrix.outputs))
         out_TO = torch.empty((len(x_TI), matrix.outputs))
         addend = None if addend_TO is None else addend_TO.data_ptr()
         self._multiply(matrix.address, x_TI.data_ptr(), addend, out_TO.data_ptr(), len(x_TI))
@@ -124,8 +128,9 @@ class NativeKernels:
         """What an encoder's layer does after its attention, shape (T, D); a row is the same in any batch."""
         assert attended_TD.is_contiguous()
         assert x_TD.is_contiguous()
+        assert attended_TD.shape == x_TD.shape == (len(x_TD), layer.hidden)
         threads = torch.get_num_threads()
-        scratch = torch.empty((threads, BLOCK_ROWS, layer.inner))
+        scratch = torch.empty((min(len(x_TD), threads * BLOCK_ROWS), layer.inner))
         out_TD = torch.empty_like(x_TD)
         self._after_attention(
             layer.address,

@@ -22,6 +22,7 @@
 #include "avx512.h"
 #include "product.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 /* A tile is TILE rows by one panel: its sums fill 24 of 32 registers. */
@@ -29,16 +30,14 @@ enum { TILE = 12 };
 enum { UNROLL = 4, LINES_PER_UNROLL = UNROLL * PANEL / LANES }; /* a vector is a cache line */
 /* Below this many multiplications a product takes less time than waking the other threads. */
 enum { SERIAL_PRODUCTS = 1 << 17 };
-/* From so many rows for each thread on, threads share out rows; before, the panels, so that each is read but once. */
-enum { ROWS_PER_THREAD = BLOCK_ROWS };
 /* So much of the weights meets one block of rows after another, from a cache that the cores share. */
 enum { GROUP_BYTES = 8 << 20 };
 
 /* Of one panel at once: more would push the rows out of the second-level cache. */
 enum { MOST_INPUTS = 1536 };
 
-/* Rows of a multiple of so many inputs meet in a few lines of the first-level cache, and push each other out: rows that
- * lie further apart take their place. */
+/* Rows of a multiple of so many inputs meet in a few lines of the first-level cache, and push each other out: in a block
+ * of rows, copies that lie further apart take their place. */
 enum { ALIKE = 1024, COPY_DISTANCE = MOST_INPUTS + LANES };
 
 typedef struct {
@@ -63,14 +62,14 @@ ALWAYS_INLINE void multiply_input(int rows, const float *x, int64_t stride, cons
     const vec a = load(weights), b = load(weights + LANES);
     for (int row = 0; row < rows; row++) {
         const vec factor = splat(x[row * stride]);
-        left[row] += factor * a;
-        right[row] += factor * b;
+        left[row] = _mm512_fmadd_ps(factor, a, left[row]); /* always: a product that is rounded first would differ */
+        right[row] = _mm512_fmadd_ps(factor, b, right[row]);
     }
 }
 
-/* A vector of each row, from where a row of the result begins at `place`; of the last panel some lanes may be missing. */
-ALWAYS_INLINE void read_rows(int rows, const float *from, int64_t place, int64_t distance, __mmask16 lanes, vec *x) {
-    for (int row = 0; row < rows; row++) x[row] = _mm512_maskz_loadu_ps(lanes, from + place + row * distance);
+/* A vector of each row, `distance` apart, the first one at `place`; in the last panel some lanes may be missing. */
+ALWAYS_INLINE void add_rows(int rows, const float *from, int64_t place, int64_t distance, __mmask16 lanes, vec *x) {
+    for (int row = 0; row < rows; row++) x[row] += (vec)_mm512_maskz_loadu_ps(lanes, from + place + row * distance);
 }
 
 ALWAYS_INLINE void write_rows(int rows, float *to, int64_t place, int64_t distance, __mmask16 lanes, const vec *x) {
@@ -85,12 +84,15 @@ ALWAYS_INLINE void multiply_tile(int rows, const product *p, row_inputs x, int64
     const __mmask16 lanes = first_lanes(outputs - first_output), more = first_lanes(outputs - first_output - LANES);
     const float *weights = p->weights->panels + first_output * inputs + used.first * PANEL;
     const int64_t count = used.last - used.first;
-    const float *before = used.first ? p->out : p->addend, *bias = p->weights->bias;
+    const bool first = used.first == 0, last = used.last == inputs;
+    /* The result may lie where the addend is. So where it holds sums for a while, they start from the addend. */
+    const float *before = !first ? p->out : last ? 0 : p->addend;
+    const float *bias = last ? p->weights->bias : 0, *after = first && last ? p->addend : 0;
     vec left[TILE], right[TILE];
     for (int row = 0; row < rows; row++) left[row] = right[row] = splat(0);
     if (before) {
-        read_rows(rows, before, place, outputs, lanes, left);
-        read_rows(rows, before, place + LANES, outputs, more, right);
+        add_rows(rows, before, place, outputs, lanes, left);
+        add_rows(rows, before, place + LANES, outputs, more, right);
     }
     int64_t i = 0;
     for (int64_t step = 0; i + UNROLL <= count; i += UNROLL, step++) {
@@ -100,10 +102,14 @@ ALWAYS_INLINE void multiply_tile(int rows, const product *p, row_inputs x, int64
             multiply_input(rows, x.from + i + j, x.distance, weights + (i + j) * PANEL, left, right);
     }
     for (; i < count; i++) multiply_input(rows, x.from + i, x.distance, weights + i * PANEL, left, right);
-    if (bias && used.last == inputs) {
+    if (bias) {
         const vec a = _mm512_maskz_loadu_ps(lanes, bias + first_output);
         const vec b = _mm512_maskz_loadu_ps(more, bias + first_output + LANES);
         for (int row = 0; row < rows; row++) left[row] += a, right[row] += b;
+    }
+    if (after) {
+        add_rows(rows, after, place, outputs, lanes, left);
+        add_rows(rows, after, place + LANES, outputs, more, right);
     }
     write_rows(rows, p->out, place, outputs, lanes, left);
     write_rows(rows, p->out, place + LANES, outputs, more, right);
@@ -155,8 +161,8 @@ static void multiply_part(const product *p, range rows, range panels) {
         multiply_inputs(p, rows, panels, (range){first, first + size < inputs ? first + size : inputs});
 }
 
-void tenure_multiply_rows(const product *p, int64_t first_row, int64_t last_row) {
-    multiply_part(p, (range){first_row, last_row}, (range){0, parts(p->weights->outputs, PANEL)});
+void tenure_multiply_alone(const product *p, int64_t rows) {
+    multiply_part(p, (range){0, rows}, (range){0, parts(p->weights->outputs, PANEL)});
 }
 
 int64_t tenure_count_blocks(int64_t rows, int64_t threads) {
@@ -200,17 +206,22 @@ static void multiply_many(const product *p, int64_t rows, int64_t threads) {
     }
 }
 
+/* Few rows share out the panels, so that each is read as seldom as can be; many are shared out themselves. */
+void tenure_multiply_together(const product *p, int64_t rows) {
+    const int64_t threads = omp_get_max_threads();
+    if (rows == 0) return;
+    if (rows < threads * BLOCK_ROWS)
+        multiply_few(p, rows);
+    else
+        multiply_many(p, rows, threads);
+}
+
 int64_t tenure_has_avx512(void) { return __builtin_cpu_supports("avx512f") != 0; }
 
 /* `x`, `out` and `addend`, which may be missing, have a row for each of `rows`. */
 void tenure_multiply(const matrix *weights, const float *x, const float *addend, float *out, int64_t rows) {
     const product p = {weights, x, addend, out};
-    const int64_t threads = omp_get_max_threads();
-    if (rows == 0) return;
-    if (rows < threads * ROWS_PER_THREAD)
-        multiply_few(&p, rows);
-    else
-        multiply_many(&p, rows, threads);
+    tenure_multiply_together(&p, rows);
 }
 
 #else

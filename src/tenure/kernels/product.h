@@ -13,18 +13,18 @@ typedef struct {
     int64_t inputs, outputs;
 } matrix;
 
-/* out = (addend +) x W^T (+ bias), added up in this order; `addend` may be missing, or `out` itself. */
+/* out = x W^T (+ bias) (+ addend); `addend` may be missing, or `out` itself. */
 typedef struct {
     const matrix *weights;
     const float *x, *addend;
     float *out;
 } product;
 
-/* A product of so many rows, on all threads. */
-void tenure_multiply(const matrix *weights, const float *x, const float *addend, float *out, int64_t rows);
+/* A product of so many rows, on this thread. */
+void tenure_multiply_alone(const product *p, int64_t rows);
 
-/* Some rows of a product, on this thread. */
-void tenure_multiply_rows(const product *p, int64_t first_row, int64_t last_row);
+/* The same, on all threads; with the same result. */
+void tenure_multiply_together(const product *p, int64_t rows);
 
 /* Into how many blocks of at most BLOCK_ROWS rows to divide so many, so that all threads have the same to do. */
 int64_t tenure_count_blocks(int64_t rows, int64_t threads);

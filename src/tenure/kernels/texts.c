@@ -11,6 +11,7 @@
  * How this library is loaded and called is told in native.c and native.py.
  */
 
+#include <omp.h>
 #include <stdint.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -21,7 +22,7 @@
 #include <math.h>
 #include <string.h>
 
-/* A thread takes so many heads of a text, one after the other. */
+/* A thread takes so many heads, one after the other, where there are enough of them for all threads. */
 enum { HEADS = 3 };
 enum { PAIR = 2 * LANES, BLOCK = 8, CHUNK = 256, MAX_QUERIES = 256, MAX_HEAD_DIM = 128 };
 /* Of a query, for a chunk. A vector more than that, or the rows of a block would share few lines of the cache. */
@@ -93,8 +94,7 @@ ALWAYS_INLINE void copy_keys(float *to, const float *keys, int64_t row_size, int
 /* One row; what is missing to `width` becomes zero. */
 ALWAYS_INLINE void copy_row(float *to, const float *from, int64_t head_dim, int64_t width) {
     for (int64_t i = 0; i < width; i += LANES) {
-        const __mmask16 lanes = i < head_dim ? first_lanes(head_dim - i) : 0;
-        store(to + i, _mm512_maskz_loadu_ps(lanes, from + i));
+        store(to + i, _mm512_maskz_loadu_ps(first_lanes(head_dim - i), from + i));
     }
 }
 
@@ -121,8 +121,8 @@ ALWAYS_INLINE void add_product(vec *left, vec *right, const float *factors, int6
     const vec a = load(columns), b = load(columns + LANES);
     for (int row = 0; row < BLOCK; row++) {
         const vec factor = splat(factors[row * stride]);
-        left[row] += factor * a;
-        right[row] += factor * b;
+        left[row] = _mm512_fmadd_ps(factor, a, left[row]);
+        right[row] = _mm512_fmadd_ps(factor, b, right[row]);
     }
 }
 
@@ -229,9 +229,10 @@ AVX512 static void attend_text(const text_plan *plan, const text_task *task, int
 
 /* `heads` are the queries, keys and values of all rows: (row, which of the three, head, column). */
 void tenure_attend_texts(const text_plan *plan, const float *heads, float *out) {
-    const int64_t units = plan->num_tasks * plan->num_heads;
+    const int64_t units = plan->num_tasks * plan->num_heads, few = HEADS * omp_get_max_threads();
     /* One short text takes less time than waking the other threads. */
-#pragma omp parallel for schedule(dynamic, HEADS) if (units > 0 && (plan->num_tasks > 1 || plan->tasks->num_rows > 32))
+#pragma omp parallel for schedule(dynamic, units < few ? 1 : HEADS) \
+    if (units > 0 && (plan->num_tasks > 1 || plan->tasks->num_rows > 32))
     for (int64_t unit = 0; unit < units; unit++)
         attend_text(plan, plan->tasks + unit / plan->num_heads, unit % plan->num_heads, heads, out);
 }

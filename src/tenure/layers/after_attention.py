@@ -50,14 +50,14 @@ class StepByStep:
         return self.mlp_norm(self.down.add(self.up.activated(x_TD, self.activation), x_TD))
 
 
-_LIBRARY_ACTIVATIONS: Mapping[Activation, int] = MappingProxyType(
+_FUNCTIONS: Mapping[Activation, int] = MappingProxyType(
     {Activation.GELU: 1, Activation.GELU_TANH: 2, Activation.RELU: 3}
 )
-"""The library's `activation`s."""
+"""The library's `function`s."""
 
 
-class BlockByBlock:
-    """A few rows at a time do all of it, so that what is between the products stays in the caches."""
+class CompiledSteps:
+    """The compiled one: some rows at a time do all of it, so that what is between the products stays in the caches."""
 
     def __init__(self, layer: LayerMatrices) -> None:
         self._layer = layer
@@ -76,7 +76,7 @@ def after_attention(steps: StepByStep) -> AfterAttention:
     output, up, down = steps.output, steps.up, steps.down
     if not (isinstance(output, NativeLinear) and isinstance(up, NativeLinear) and isinstance(down, NativeLinear)):
         return steps
-    if (then := _LIBRARY_ACTIVATIONS.get(steps.activation)) is None:
+    if (function := _FUNCTIONS.get(steps.activation)) is None:
         return steps
     norms = [NormWeights(norm.weight_D, norm.bias_D, norm.eps) for norm in (steps.attention_norm, steps.mlp_norm)]
-    return BlockByBlock(LayerMatrices.of(output.matrix, norms[0], up.matrix, then, down.matrix, norms[1]))
+    return CompiledSteps(LayerMatrices.of(output.matrix, norms[0], up.matrix, function, down.matrix, norms[1]))

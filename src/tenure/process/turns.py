@@ -11,7 +11,7 @@ import platform
 _SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}
 """The number of the system call `sched_setattr`, for which Python has no name."""
 _RESET_ON_FORK = 1
-"""Threads that this one starts begin with turns of the usual length."""
+"""Threads that this one starts begin with turns of the usual length, and no priority above the usual one."""
 
 
 class _Attributes(ctypes.Structure):
@@ -30,12 +30,15 @@ class _Attributes(ctypes.Structure):
 
 
 def take_short_turns(seconds: float = 1e-4) -> bool:
-    """Ask for turns of so many seconds for the calling thread; False where that is not to be had.
+    """Ask for turns of so many seconds for the calling thread; whether the kernel took the request.
 
-    Its policy and its priority stay as they are: a thread whose policy is not the usual one is left alone.
+    An older one takes it, without effect.
+    The thread's policy and priority stay as they are: where the policy is not the usual one, nothing is asked.
     """
     number = _SET_ATTRIBUTES.get(platform.machine())
-    if platform.system() != "Linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    if platform.system() != "Linux" or number is None:
+        return False
+    if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
         return False
     attributes = _Attributes(
         size=ctypes.sizeof(_Attributes),

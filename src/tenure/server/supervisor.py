@@ -45,7 +45,7 @@ _DRAIN_MARGIN = 10.0
 _ENGINE_ENVIRONMENT = {
     "GOMP_SPINCOUNT": "8000",
     "LRU_CACHE_CAPACITY": "128",
-    "MALLOC_MMAP_THRESHOLD_": str(64 * 2**20),
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(512 * 2**20),
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
 }
@@ -54,8 +54,9 @@ _ENGINE_ENVIRONMENT = {
 How long a thread spins for its next piece of work: the default of OpenMP is for machines that do nothing else; on a
 busy one it makes steps many times slower. How many compiled products oneDNN and PyTorch's layer over it each keep:
 there is one for each shape of weights and each number of rows in a step, and the default of 1024 takes hundreds of
-MiB. What glibc's allocator keeps for the next step: by default it gives the memory of a large step's intermediate
-results back each time, and getting it anew took up to a twelfth of the step."""
+MiB. What glibc's allocator keeps for the next step, at most 512 MiB: by default it gives the memory of a large step's
+intermediate results back each time, and getting it anew took up to a twelfth of the step. (More than 32 MiB for the
+first of its two limits would be refused by older versions.)"""
 
 Announce = Callable[[str, Sequence[ModelCard]], None]
 
