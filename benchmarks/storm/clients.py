@@ -7,6 +7,7 @@ of the endings that a server may give; anything else is a fault, as is an answer
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from random import Random
 from typing import Any
 
@@ -108,7 +109,13 @@ class Client:
         status, headers = await wire.head()
         if headers.get("content-type", "").startswith("text/event-stream"):
             return self.told(question, status, await _stream(wire), headers, stream=True)
-        return self.told(question, status, json.loads(await wire.body() or b"{}"), headers)
+        try:
+            body = await wire.body()
+        except Cut:
+            if status != HTTPStatus.OK or Outcome.ABORTED not in question.endings:
+                raise
+            return Sight("200, then cut off", frozenset((Outcome.ABORTED,)))  # it was named meanwhile
+        return self.told(question, status, json.loads(body or b"{}"), headers)
 
     def told(
         self, question: Question, status: int, answer: Any, headers: dict[str, str], *, stream: bool = False

@@ -24,19 +24,26 @@ def impatient(servers: Servers, script: str) -> Iterator[ServerProcess]:
 
 
 @contextmanager
-def slow_reader(server: ServerProcess, prompt: str, tokens: int = MANY, **more: object) -> Iterator[Wire]:
-    """A connection with small buffers on which a long stream has begun."""
+def small_buffers(server: ServerProcess) -> Iterator[Wire]:
+    """A connection that takes little of what is not read."""
     url = httpx.URL(server.address)
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(60)
         sock.connect((url.host, url.port or 80))
         with Wire(sock) as wire:
-            body = request(COMPLETIONS, prompt, tokens, stream=True, ignore_eos=True, **more)
-            wire.send(post(COMPLETIONS, body))
-            status, _ = wire.head()
-            assert status == 200
             yield wire
+
+
+@contextmanager
+def slow_reader(server: ServerProcess, prompt: str, tokens: int = MANY, **more: object) -> Iterator[Wire]:
+    """One on which a long stream has begun."""
+    with small_buffers(server) as wire:
+        body = request(COMPLETIONS, prompt, tokens, stream=True, ignore_eos=True, **more)
+        wire.send(post(COMPLETIONS, body))
+        status, _ = wire.head()
+        assert status == 200
+        yield wire
 
 
 def stalled(server: ServerProcess) -> int:
@@ -96,6 +103,22 @@ def test_a_cancel_of_an_answer_that_is_computed_and_not_read(impatient: ServerPr
             until(lambda: impatient.outcomes().get("aborted", 0) == ended + 1)
             return
     raise AssertionError("no answer was in that state")
+
+
+def test_a_cancel_in_the_middle_of_a_whole_answer_resets_its_connection(impatient: ServerProcess) -> None:
+    """There is no other way left to tell its client; and it is no fault in the log."""
+    ended = impatient.outcomes().get("aborted", 0)
+    with small_buffers(impatient) as wire:
+        wire.send(post(COMPLETIONS, request(COMPLETIONS, "whole", 2000, ignore_eos=True, logprobs=5)))
+        status, headers = wire.head()
+        assert status == 200
+        public_id = headers["x-tenure-request-id"]
+        assert cancelled(impatient, public_id) == ("aborted", 0.0)
+        _, was_reset = wire.rest()
+        assert was_reset
+    until(lambda: impatient.outcomes().get("aborted", 0) == ended + 1)
+    impatient.wait_at_rest()
+    assert not impatient.log_lines("ERROR")
 
 
 def test_all_choices_of_a_request_stall_together(impatient: ServerProcess) -> None:

@@ -241,11 +241,12 @@ class TenureProtocol(H11Protocol):
     def _client_left(self) -> None:
         self.connection.closed.set()
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
             self._abort()
 
     def _abort(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # uvicorn would take the application's return for a fault
+            self.cycle.message_event.set()
         # A reset, and not a close: the kernel would hold what is unsent for a client that never reads it.
         sock = self.transport.get_extra_info("socket")
         if sock is not None:  # as it is once a transport under TLS has closed
