@@ -5,6 +5,7 @@ Legend: I inputs, O outputs, G panels, D hidden size.
 
 import ctypes
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -76,21 +77,24 @@ class Matrix:
         return cls(inputs, outputs, panels_GIO.nbytes + bias_O.nbytes, struct, (panels_GIO, bias_O))
 
 
-@dataclass(frozen=True, slots=True)
-class NormWeights:
-    """Of a layer normalisation."""
-
-    weight_D: torch.Tensor
-    bias_D: torch.Tensor
-    eps: float
+class NormWeights(Protocol):
+    """Of a layer normalisation, contiguous."""
 
     @property
-    def nbytes(self) -> int:
-        return self.weight_D.nbytes + self.bias_D.nbytes
+    def weight_D(self) -> torch.Tensor: ...
 
     @property
-    def struct(self) -> _LayerNorm:
-        return _LayerNorm(self.weight_D.data_ptr(), self.bias_D.data_ptr(), self.eps)
+    def bias_D(self) -> torch.Tensor: ...
+
+    @property
+    def eps(self) -> float: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+def _norm_struct(norm: NormWeights) -> _LayerNorm:
+    return _LayerNorm(norm.weight_D.data_ptr(), norm.bias_D.data_ptr(), norm.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,11 @@ class LayerMatrices:
         """`activation` is a `function` of the library."""
         kept = (output, attention_norm, up, down, mlp_norm)
         struct = _AfterAttention(
-            output.struct, up.struct, down.struct, attention_norm.struct, mlp_norm.struct, activation
+            output.struct,
+            up.struct,
+            down.struct,
+            _norm_struct(attention_norm),
+            _norm_struct(mlp_norm),
+            activation,
         )
         return cls(output.outputs, up.outputs, sum(part.nbytes for part in kept), struct, kept)
