@@ -8,7 +8,8 @@ machine is at rest. Figures are medians; "ratio" is Tenure's to the peer's.
 `--peer` is any server with `/rerank` and `/v1/embeddings`. `--sentence-transformers` calls that library directly, in a
 process of its own, without HTTP, in batches as it would form them (see `benchmarks.sentence_worker`). There, requests
 for reranking come one after the other, or from as many threads as there are clients: both are measured. `--products`
-adds a limit: nothing but the model's matrix products (see `benchmarks.product_worker`).
+adds a yardstick: nothing but the model's matrix products, one after the other (see `benchmarks.product_worker`). It is
+no strict limit: a layer whose results stay in the caches can have faster products.
 
     python -m benchmarks.pooling --sentence-transformers --products --peer "PYTHON -m vllm... --port 8300"
 """
@@ -95,7 +96,7 @@ def sentence_transformers() -> Iterator[dict[str, Peer]]:
 
 @contextmanager
 def products_alone() -> Iterator[dict[str, Peer]]:
-    """Not a peer but a limit: nothing but the model's matrix products."""
+    """Not a peer but a yardstick: nothing but the model's matrix products, one after the other."""
     with worker("benchmarks.product_worker") as run:
         yield {"products alone": lambda given: run(given, 1)}
 
@@ -137,7 +138,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--args", default="", help="further arguments of tenure serve")
     parser.add_argument("--sentence-transformers", action="store_true")
-    parser.add_argument("--products", action="store_true", help="also the matrix products alone, which are a limit")
+    parser.add_argument("--products", action="store_true", help="also the matrix products alone")
     parser.add_argument("--peer", default="")
     parser.add_argument("--peer-port", type=int, default=8300)
     parser.add_argument("--peer-ready", default="/health")

@@ -1,7 +1,7 @@
-"""The limit of an encoder on this machine: reads rounds as `benchmarks.sentence_worker` does and prints their rates.
+"""A yardstick for an encoder on this machine: reads rounds as `benchmarks.sentence_worker` does and prints their rates.
 
-A rate is what would come out if nothing but the matrix products of the encoder's layers were computed, by the library
-and in the pieces that Tenure takes, with nothing to read, to attend to, to normalise or to send.
+A rate is what would come out if nothing but the matrix products of the encoder's layers were computed, one after the
+other, by the library that Tenure takes, with nothing to read, to attend to, to normalise or to send.
 """
 
 import sys
