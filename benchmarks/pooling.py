@@ -6,10 +6,11 @@ costs nobody anything. Rounds of all alternate, a round of each comes first and 
 machine is at rest. Figures are medians; "ratio" is Tenure's to the peer's.
 
 `--peer` is any server with `/rerank` and `/v1/embeddings`. `--sentence-transformers` calls that library directly, in a
-process of its own, without HTTP, in batches as it would form them (see `benchmarks.sentence_worker`). There, requests
-for reranking come one after the other, or from as many threads as there are clients: both are measured. `--products`
-adds a yardstick: nothing but the model's matrix products, one after the other (see `benchmarks.product_worker`). It is
-no strict limit: a layer whose results stay in the caches can have faster products.
+process of its own, without HTTP, in batches as it would form them (see `benchmarks.sentence_worker`), in two ways. One
+caller reranks one request after the other, and embeds the texts of all clients as one list, as no client can send them.
+As many threads as there are clients make a call for each request. `--products` adds a yardstick: nothing but the
+model's matrix products, one after the other (see `benchmarks.product_worker`). It is no strict limit: a layer whose
+results stay in the caches can have faster products.
 
     python -m benchmarks.pooling --sentence-transformers --products --peer "PYTHON -m vllm... --port 8300"
 """
@@ -86,7 +87,7 @@ def worker(module: str) -> Iterator[Callable[[Round, int], float]]:
 
 @contextmanager
 def sentence_transformers() -> Iterator[dict[str, Peer]]:
-    """The library, called one request after the other and by threads."""
+    """The library, called by one caller and by a thread for each client."""
     with worker("benchmarks.sentence_worker") as run:
         yield {
             "sentence-transformers": lambda given: run(given, 1),
@@ -102,7 +103,7 @@ def products_alone() -> Iterator[dict[str, Peer]]:
 
 
 def compare(given: Round, peers: Mapping[str, Peer], rounds: int) -> None:
-    if given.kind is Kind.EMBED:  # one list for all clients: threads have nothing to add
+    if given.clients == 1:  # the one caller
         peers = {name: peer for name, peer in peers.items() if not name.endswith("threads")}
     rates: dict[str, list[float]] = {name: [] for name in peers}
     for number in range(rounds + 1):

@@ -38,6 +38,8 @@ class Pace:
         """A step has taken so long."""
         tokens = sum(row.count for row in plan.rows)
         context = sum(row.count * (row.start + (row.count + 1) / 2) for row in plan.rows)
+        expected = self._estimator.predict(tokens, context)
+        if self._governor is None or not self._governor.is_trying:
+            self._estimator.observe(tokens, context, seconds)
         if self._governor is not None:
-            self._governor.learn(self._estimator.predict(tokens, context), seconds)
-        self._estimator.observe(tokens, context, seconds)
+            self._governor.learn(expected, seconds)

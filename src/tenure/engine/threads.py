@@ -2,25 +2,43 @@
 
 A step is hundreds of short parallel pieces, each of which ends when its slowest thread does. On cores of its own, more
 threads are faster; where a thread has to wait for its turn on a core, each piece waits with it, and one thread can be
-several times as fast. The governor finds out by trying: now and then two steps run the other way, and what the second
-of them took, against what such a step was expected to take, decides.
+several times as fast. The governor finds out by trying: now and then some steps run the other way, and what they took,
+against what such steps were expected to take, decides.
 
-    using --every now and then--> trying (one step to settle, one to measure) --better by a margin--> using the other
-                                                                              --not better--> using, tried less often
+    using --every now and then--> trying (a step to settle, then measured ones) --better by a margin--> using the other
+                                                                                --not better--> using, tried less often
 
 While the process gets nearly all of the time of all cores, nobody else wants them, and it is tried but rarely.
 """
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 _FIRST_WAIT = 2.0
-_LONGEST_WAIT = 32.0
-"""Seconds of computing between two trials: few when the last one changed something, ever more when it did not."""
+_LONGEST_WAIT = 8.0
+_UNDISTURBED_WAIT = 32.0
+"""Seconds of computing between two trials: few when the last one changed something, more when it did not."""
+_MEASURED = 0.1
+"""Seconds of steps that decide: short ones differ too much from each other for one to."""
 _MARGIN = 0.85
 _SMOOTHING = 0.1
 _UNDISTURBED = 0.85
 """Of the time of all cores, as much as a step takes on a quiet machine: threads also wait for each other."""
+
+
+@dataclass(slots=True)
+class _Trial:
+    settled: bool = False
+    expected: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, expected: float, seconds: float) -> None:
+        """A step; the first finds caches and threads as the others left them."""
+        if self.settled:
+            self.expected += expected
+            self.seconds += seconds
+        self.settled = True
 
 
 class ThreadGovernor:
@@ -38,17 +56,22 @@ class ThreadGovernor:
         self._wait = _FIRST_WAIT
         self._computed = 0.0  # seconds since the last trial
         self._usual: float | None = None  # seconds over expected seconds, as steps go
-        self._trial_steps = 0  # 0: no trial is on
+        self._trial: _Trial | None = None
         self._cpu_time = cpu_time
         self._cpu_before = 0.0
         self._share = 1.0  # of the time of all cores, while all are used
+
+    @property
+    def is_trying(self) -> bool:
+        """The steps of now say nothing about what steps usually take."""
+        return self._trial is not None
 
     def prepare(self) -> None:
         """Called before each step."""
         if self._most == 1:
             return
-        if self._trial_steps == 0 and self._usual is not None and self._is_trial_due:
-            self._trial_steps = 2
+        if self._trial is None and self._usual is not None and self._is_trial_due:
+            self._trial = _Trial()
             self._set_threads(self._other)
         self._cpu_before = self._cpu_time()
 
@@ -56,21 +79,22 @@ class ThreadGovernor:
         """Called after each step with what it was expected to take and what it took."""
         if self._most == 1 or expected <= 0 or seconds <= 0:
             return
+        if self._trial is not None:
+            self._trial.add(expected, seconds)
+            if self._trial.seconds >= _MEASURED:
+                self._judge(self._trial)
+            return
         ratio = seconds / expected
         self._computed += seconds
-        if self._trial_steps == 0:
-            self._usual = ratio if self._usual is None else self._usual + _SMOOTHING * (ratio - self._usual)
-            if self.threads == self._most:
-                share = (self._cpu_time() - self._cpu_before) / (seconds * self._most)
-                self._share += _SMOOTHING * (share - self._share)
-            return
-        self._trial_steps -= 1
-        if self._trial_steps == 0:
-            self._judge(ratio)
+        self._usual = ratio if self._usual is None else self._usual + _SMOOTHING * (ratio - self._usual)
+        if self.threads == self._most:
+            share = (self._cpu_time() - self._cpu_before) / (seconds * self._most)
+            self._share += _SMOOTHING * (share - self._share)
 
-    def _judge(self, ratio: float) -> None:
+    def _judge(self, trial: _Trial) -> None:
         assert self._usual is not None
-        self._computed = 0.0
+        self._trial, self._computed = None, 0.0
+        ratio = trial.seconds / trial.expected
         if ratio < _MARGIN * self._usual:
             self.threads, self._usual, self._wait = self._other, ratio, _FIRST_WAIT
         else:
@@ -80,7 +104,7 @@ class ThreadGovernor:
     @property
     def _is_trial_due(self) -> bool:
         undisturbed = self.threads == self._most and self._share > _UNDISTURBED
-        return self._computed >= (_LONGEST_WAIT if undisturbed else self._wait)
+        return self._computed >= (_UNDISTURBED_WAIT if undisturbed else self._wait)
 
     @property
     def _other(self) -> int:
