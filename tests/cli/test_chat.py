@@ -50,6 +50,18 @@ def test_model_and_temperature_are_passed_on(tenure: Command, says) -> None:  # 
     assert "authorization" not in server.requests[0].headers
 
 
+def test_the_first_key_of_the_environment_is_sent(
+    tenure: Command,
+    says,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    says("hello")
+    monkeypatch.setenv("TENURE_API_KEY", "first,second")
+    with http_server(answer("hi")) as server:
+        tenure("chat", "--url", server.url)
+    assert server.requests[0].headers["authorization"] == "Bearer first"
+
+
 def fails_in_the_stream(exchange: Exchange) -> None:
     exchange.begin_stream()
     exchange.piece("half an ")

@@ -130,3 +130,15 @@ def test_models_of_something_else(tenure: Command, content: bytes) -> None:
         ended = tenure("models", "--url", server.url)
     assert ended.code == 0
     assert "no Tenure server" in ended.output
+
+
+@pytest.mark.parametrize("command", [("ledger",), ("ledger", "--check"), ("models",)], ids=" ".join)
+@pytest.mark.parametrize(("flags", "sent"), [((), "Bearer first"), (("--api-key", "k,l"), "Bearer k,l")])
+def test_keys_of_the_environment_are_read_as_the_server_reads_them(
+    tenure: Command, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], flags: tuple[str, ...], sent: str
+) -> None:
+    """Any of several will do. A flag is one key, as it is, and has the last word."""
+    monkeypatch.setenv("TENURE_API_KEY", " first,second")
+    with http_server(page(ledger())) as server:
+        tenure(*command, "--url", server.url, *flags)
+    assert {request.headers["authorization"] for request in server.requests} == {sent}

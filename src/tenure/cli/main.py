@@ -8,6 +8,7 @@ from cyclopts import App, Group, Parameter
 from tenure import __version__
 from tenure.cli.flags import real, whole
 from tenure.cli.serve import ServeOptions
+from tenure.config import environment_api_keys
 from tenure.errors import TenureError
 
 app = App(name="tenure", version=__version__, help="An inference server in which every unit of work has a holder.")
@@ -16,7 +17,10 @@ _URL = "http://127.0.0.1:8000"
 _CLIENT = Group("Connection")
 Url = Annotated[str, Parameter(name="--url", group=_CLIENT, help="Address of a running server.")]
 ApiKey = Annotated[
-    str, Parameter(name="--api-key", group=_CLIENT, env_var="TENURE_API_KEY", help="Key, if the server wants one.")
+    str,
+    Parameter(
+        name="--api-key", group=_CLIENT, help="Key, if the server wants one; by default the first of TENURE_API_KEY."
+    ),
 ]
 Positive = Annotated[int, whole(1)]
 
@@ -61,7 +65,7 @@ def chat(
     """
     from tenure.cli.chat import run_chat  # noqa: PLC0415
 
-    return run_chat(url, api_key, model=model, system=system, max_tokens=max_tokens, temperature=temperature)
+    return run_chat(url, _key(api_key), model=model, system=system, max_tokens=max_tokens, temperature=temperature)
 
 
 @app.command
@@ -69,7 +73,7 @@ def models(*, url: Url = _URL, api_key: ApiKey = "") -> int:
     """List the built-in models, and those that a running server serves."""
     from tenure.cli.inspect import print_models  # noqa: PLC0415
 
-    return print_models(url, api_key)
+    return print_models(url, _key(api_key))
 
 
 @app.command
@@ -90,8 +94,13 @@ def ledger(
     from tenure.cli.inspect import print_ledger  # noqa: PLC0415
 
     if check:
-        return check_ledger(url, api_key)
-    return print_ledger(url, api_key, as_json=output == "json")
+        return check_ledger(url, _key(api_key))
+    return print_ledger(url, _key(api_key), as_json=output == "json")
+
+
+def _key(given: str) -> str:
+    """The key to send: the one that was given, else the first of the environment's."""
+    return given or next(iter(environment_api_keys()), "")
 
 
 def main() -> None:
