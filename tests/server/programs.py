@@ -5,6 +5,7 @@ Each program knows: `report(line)`, `mark(word)` (appends to the file `marks`), 
 """
 
 import os
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,3 +99,17 @@ def nothing_left() -> Iterator[None]:
     yield
     assert psutil.Process().children(recursive=True) == []
     assert descriptors() == before
+
+
+@contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """This process can open `count` more, and then none; what is open stays."""
+    opened = [os.dup(0) for _ in range(count + 1)]
+    for descriptor in opened:
+        os.close(descriptor)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened[-1], hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

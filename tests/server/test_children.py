@@ -9,10 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from tenure.errors import ResourceError
 from tenure.process.reports import AnyReport, Failed, Serving
 from tenure.server import children
 from tenure.server.children import running, signal_child
-from tests.server.programs import Programs, Settings, nothing_left, wait_for
+from tests.server.programs import Programs, Settings, descriptors_left, nothing_left, wait_for
 from tests.tasks import run
 
 
@@ -139,6 +140,40 @@ def test_a_program_that_is_not_there(programs: Programs, capfd: pytest.CaptureFi
     with nothing_left():
         run(scenario)
     assert "No module named program" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("left", range(6))
+def test_a_child_for_which_there_are_no_descriptors(programs: Programs, left: int) -> None:
+    """Whichever of those that a start takes is the first that is not to be had, the others are given back."""
+    spec = programs.spec("mark('started')")
+
+    async def scenario() -> None:
+        with descriptors_left(left), pytest.raises(ResourceError, match="the program could not be started: Too many"):
+            async with running(spec):
+                pytest.fail("started")
+
+    with nothing_left():
+        run(scenario)
+    assert programs.marks == []
+
+
+def test_a_child_for_which_there_is_no_thread(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has one for each child, which waits for its end."""
+
+    async def no_thread(command: object, **options: object) -> None:
+        del command, options
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(anyio, "open_process", no_thread)
+    spec = programs.spec("")
+
+    async def scenario() -> None:
+        with pytest.raises(ResourceError, match="could not be started: can't start new thread"):
+            async with running(spec):
+                pytest.fail("started")
+
+    with nothing_left():
+        run(scenario)
 
 
 def test_leaving_by_an_error_ends_the_child(programs: Programs) -> None:

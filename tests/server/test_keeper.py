@@ -1,6 +1,7 @@
 """Which deaths are followed by a new start, and which by the end of the server."""
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
@@ -10,7 +11,7 @@ import pytest
 from tenure.process.reports import Alive, Failed, Loaded, Serving
 from tenure.server import children, watchdog
 from tenure.server.keeper import Keeper, ServerEnded
-from tests.server.programs import Programs, nothing_left, wait_for
+from tests.server.programs import Programs, descriptors_left, nothing_left, wait_for
 from tests.tasks import run
 
 CARD = """{"name": "tiny", "served_names": ["tiny"], "source": "", "vocabulary_size": 9, "max_model_len": 8,
@@ -129,6 +130,58 @@ def test_a_child_that_may_not_be_started_again(programs: Programs) -> None:
 
     with nothing_left():
         run(scenario)
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_child_that_cannot_be_started_ends_the_server_as_one_that_died(programs: Programs, restart: bool) -> None:
+    """After as many tries, in words, and not by an error that takes everything else down."""
+    lives = Lives()
+    spec = programs.spec("mark('started')")
+
+    async def scenario() -> None:
+        watch = Watch(Keeper(spec, restart=restart, after_death=lives))
+        with descriptors_left(0):
+            await watch.run()
+        assert watch.ended is not None
+        assert (watch.ended.code, watch.ended.message) == (
+            1,
+            "the program could not be started: Too many open files; the server ends",
+        )
+        assert lives.count == (3 if restart else 1)
+
+    with nothing_left():
+        run(scenario)
+    assert programs.marks == []
+
+
+def test_a_child_that_cannot_be_started_again_at_first(programs: Programs, caplog: pytest.LogCaptureFixture) -> None:
+    """It died, its next start failed, and the one after that did not."""
+    dies_once = "mark('start')\nif not os.path.exists('again'):\n    open('again', 'w')\n    os._exit(3)\n"
+    spec = programs.spec(dies_once + SERVES)
+    lives, shortage = Lives(), ExitStack()
+
+    def after_death() -> None:
+        lives()
+        if lives.count == 1:
+            shortage.enter_context(descriptors_left(0))
+        else:
+            shortage.close()
+
+    async def scenario() -> None:
+        watch = Watch(Keeper(spec, restart=True, after_death=after_death))
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch.run)
+            await wait_for(lambda: programs.reports == [Serving()])
+            watch.keeper.stop()
+        assert watch.ended is None
+
+    with nothing_left():
+        run(scenario)
+    assert programs.marks == ["start", "start", "started", "ended"]
+    assert [line for line in caplog.messages if line.endswith("it is started again")] == [
+        "the program died (exit code 3); it is started again",
+        "the program could not be started: Too many open files; it is started again",
+    ]
 
 
 def test_a_child_that_cannot_work_ends_the_server_with_its_own_words(programs: Programs) -> None:

@@ -21,6 +21,7 @@ import msgspec
 from anyio.abc import Process
 
 from tenure.config import environment_with
+from tenure.errors import ResourceError
 from tenure.process.reports import AnyReport, read_reports
 
 _END_TIMEOUT = 5.0
@@ -41,25 +42,12 @@ class ChildSpec:
 
 @asynccontextmanager
 async def running(spec: ChildSpec) -> AsyncIterator[Process]:
-    """A started child, which has been sent its configuration."""
-    reading, writing = os.pipe()
+    """A started child, which has been sent its configuration. Raises ResourceError when it could not be started."""
     try:
-        arguments = [str(number) for number in (*spec.descriptors, writing, os.getpid())]
-        with anyio.CancelScope(shield=True):  # a start that is cancelled half way would have no owner
-            process = await anyio.open_process(
-                [sys.executable, "-m", spec.module, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=None,
-                stderr=None,
-                pass_fds=(*spec.descriptors, writing),
-                env=environment_with(spec.environment),
-                start_new_session=True,  # Ctrl-C in a terminal is the supervisor's to answer
-            )
-    except BaseException:
-        os.close(reading)
-        raise
-    finally:
-        os.close(writing)
+        process, reading = await _start(spec)
+    except (OSError, RuntimeError) as error:  # the latter: no thread to wait for its end
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise ResourceError(f"the {spec.name} could not be started: {reason or error}") from error
     try:
         assert process.stdin is not None
         with suppress(anyio.BrokenResourceError, OSError):  # it has ended already, as its exit code will tell
@@ -79,6 +67,29 @@ def signal_child(process: Process, number: signal.Signals) -> None:
     """Send a signal, unless the child has ended already."""
     if process.returncode is None:
         process.send_signal(number)
+
+
+async def _start(spec: ChildSpec) -> tuple[Process, int]:
+    """The child, and the end of its report pipe that is to be read."""
+    reading, writing = os.pipe()
+    try:
+        arguments = [str(number) for number in (*spec.descriptors, writing, os.getpid())]
+        with anyio.CancelScope(shield=True):  # a start that is cancelled half way would have no owner
+            process = await anyio.open_process(
+                [sys.executable, "-m", spec.module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=None,
+                stderr=None,
+                pass_fds=(*spec.descriptors, writing),
+                env=environment_with(spec.environment),
+                start_new_session=True,  # Ctrl-C in a terminal is the supervisor's to answer
+            )
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    return process, reading
 
 
 async def _read_reports(descriptor: int, on_report: Callable[[AnyReport], None]) -> None:

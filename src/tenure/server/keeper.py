@@ -1,6 +1,7 @@
 """Keeps one child of the supervisor running: starts it again after a death, as long as policy allows.
 
-A child that does not go on, though it lives, is killed, and then it is as dead as any other.
+A child that does not go on, though it lives, is killed, and then it is as dead as any other. One that could not
+be started, for want of memory or descriptors, counts as dead, too: there may be some again.
 """
 
 import logging
@@ -14,6 +15,7 @@ from functools import partial
 import anyio
 from anyio.abc import Process
 
+from tenure.errors import ResourceError
 from tenure.process.reports import Alive, AnyReport, Failed
 from tenure.server.children import ChildSpec, running, signal_child
 from tenure.server.watchdog import Watchdog
@@ -102,11 +104,14 @@ class Keeper:
                     group.start_soon(self._watch, process)
                     code = await process.wait()
                     group.cancel_scope.cancel()
+            end = f"the {self._spec.name} died ({_describe(code)})"
+        except ResourceError as error:
+            end = str(error)
         finally:
             self._process = None
             self._after_death()
         if not self._stopping:
-            await self._mourn(code)
+            await self._mourn(end)
 
     async def _watch(self, process: Process) -> None:
         reason = await self._watchdog.bark()
@@ -120,16 +125,15 @@ class Keeper:
         if not isinstance(report, Alive):
             self._pass_on(report)
 
-    async def _mourn(self, code: int) -> None:
-        """Wait before the next start, or give up."""
-        name = self._spec.name
+    async def _mourn(self, end: str) -> None:
+        """Wait before the next start, or give up. `end` tells how the life that is over has ended."""
         if self._failed is not None:
             raise ServerEnded(1, self._failed.message)
         self._deaths.append(self._clock())
         often = len(self._deaths) == _DEATHS and self._deaths[-1] - self._deaths[0] < _DEATHS_WITHIN
         if often or not self._restart:
-            raise ServerEnded(1, f"the {name} died ({_describe(code)}); the server ends")
-        logger.error("the %s died (%s); it is started again", name, _describe(code))
+            raise ServerEnded(1, f"{end}; the server ends")
+        logger.error("%s; it is started again", end)
         await anyio.sleep(_BACK_OFF * 2 ** len(self._deaths))
 
 
