@@ -3,8 +3,7 @@
     well --silent for too long--> silent --any word--> well
     well --a step that does not end--> stuck --another step, or none--> well
 
-Owned by the connection's receive task. A step is found to be endless by two signs of life in a row: when the whole
-machine has stood still, the first one afterwards tells of a step as old as that, and means nothing.
+Owned by the connection's receive task.
 """
 
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from tenure.wire.messages import Heartbeat
+from tenure.wire.step_watch import StepWatch
 
 _MARGIN = 30.0
 """Seconds within which an engine that was killed has been started again and said its first word."""
@@ -33,7 +33,7 @@ class Vitals:
         self._step_timeout = step_timeout
         self._clock = clock
         self._since = 0.0
-        self._late_step: int | None = None
+        self._steps = StepWatch(step_timeout)
         self._reported = 0
         self._own = 0
 
@@ -68,12 +68,10 @@ class Vitals:
     def beat(self, heartbeat: Heartbeat) -> None:
         """Take a sign of life."""
         self._reported, self._own = heartbeat.outstanding_tokens, 0
-        if not self._step_timeout or heartbeat.step_age is None or heartbeat.step_age <= self._step_timeout:
-            self._late_step = None
+        self._steps.look(heartbeat.step, heartbeat.step_age)
+        if not self._steps.late:
             self.health = Health.WELL
-        elif self._late_step != heartbeat.step:
-            self._late_step = heartbeat.step
-        elif self.health is not Health.STUCK:
+        elif self._steps.endless and self.health is not Health.STUCK:
             self._turn(Health.STUCK)
 
     def fall_silent(self) -> None:
@@ -84,7 +82,7 @@ class Vitals:
         """The connection is gone, and with it all that the engine held for this process."""
         self.speaks = False
         self._reported = self._own = 0
-        self._late_step = None
+        self._steps.forget()
         if self.health is Health.STUCK:
             self.health = Health.WELL
 

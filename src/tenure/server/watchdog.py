@@ -3,12 +3,13 @@
 A child reports once a second. Silence counts from when it says that it works, since loading a model takes as long as it
 takes; an API process, which loads none, works from its first report on, whatever has become of the engines, and must
 make that within `START_TIMEOUT`. Every finding needs a second look: when the supervisor itself, or the whole machine,
-has stood still, the reports are yet to be read, and the first of them tells of a step as old as that.
+has stood still, the reports are yet to be read.
 """
 
 import anyio
 
 from tenure.process.reports import Alive, AnyReport, Loaded
+from tenure.wire.step_watch import StepWatch
 
 START_TIMEOUT = 120.0
 """Seconds that a child without a model may take to its first report."""
@@ -26,17 +27,14 @@ class Watchdog:
         self._loads = loads
         self._works = anyio.Event()
         self._heard = anyio.Event()
-        self._late_step: int | None = None
-        self._endless = False
+        self._steps = StepWatch(patience)
 
     def hear(self, report: AnyReport) -> None:
         """Take a report of the child."""
         if isinstance(report, Loaded) or not self._loads:
             self._works.set()
         if isinstance(report, Alive):
-            late = report.step_age is not None and report.step_age > self._patience
-            self._endless = late and report.step == self._late_step
-            self._late_step = report.step if late else None
+            self._steps.look(report.step, report.step_age)
         self._heard.set()
         self._heard = anyio.Event()
 
@@ -47,7 +45,7 @@ class Watchdog:
         if not self._loads and not await self._begins():
             return f"it has not begun to work after {max(START_TIMEOUT, self._patience):g} s"
         await self._works.wait()
-        while not self._endless:
+        while not self._steps.endless:
             if not await self._listen(self._patience) and not await self._listen(_SECOND_LOOK):
                 return f"it has given no sign of life for {self._patience:g} s"
         return f"a step has not ended after {self._patience:g} s"
