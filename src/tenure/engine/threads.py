@@ -6,19 +6,21 @@ several times as fast. The governor finds out by trying: now and then some steps
 against what such steps were expected to take, decides.
 
     using --every now and then--> trying (a step to settle, then measured ones) --better by a margin--> using the other
-                                                                                --not better--> using, tried less often
+                                                                                --not better--> using
 
-While the process gets nearly all of the time of all cores, nobody else wants them, and it is tried but rarely.
+The next trial waits until what the last one has cost is a hundredth of the time. While the process gets nearly all of
+the time of all cores, nobody else wants them, and it is tried but rarely.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_FIRST_WAIT = 2.0
-_LONGEST_WAIT = 8.0
-_UNDISTURBED_WAIT = 32.0
-"""Seconds of computing between two trials: few when the last one changed something, more when it did not."""
+_LEAST_WAIT = 2.0
+_LONGEST_WAIT = 32.0
+"""Seconds of computing between two trials."""
+_WORTH = 100.0
+"""Seconds between two trials for each that the first has cost."""
 _MEASURED = 0.1
 """Seconds of steps that decide: short ones differ too much from each other for one to."""
 _MARGIN = 0.85
@@ -29,16 +31,25 @@ _UNDISTURBED = 0.85
 
 @dataclass(slots=True)
 class _Trial:
+    """Its first step finds caches and threads as the others left them, and is not measured."""
+
+    usual: float
+    """What a step takes without it, over what it is expected to take."""
     settled: bool = False
+    cost: float = 0.0
     expected: float = 0.0
     seconds: float = 0.0
 
     def add(self, expected: float, seconds: float) -> None:
-        """A step; the first finds caches and threads as the others left them."""
+        self.cost += seconds - self.usual * expected
         if self.settled:
             self.expected += expected
             self.seconds += seconds
         self.settled = True
+
+    @property
+    def ratio(self) -> float:
+        return self.seconds / self.expected
 
 
 class ThreadGovernor:
@@ -53,7 +64,7 @@ class ThreadGovernor:
         self.threads = most
         self._most = most
         self._set_threads = set_threads
-        self._wait = _FIRST_WAIT
+        self._wait = _LEAST_WAIT
         self._computed = 0.0  # seconds since the last trial
         self._usual: float | None = None  # seconds over expected seconds, as steps go
         self._trial: _Trial | None = None
@@ -71,7 +82,7 @@ class ThreadGovernor:
         if self._most == 1:
             return
         if self._trial is None and self._usual is not None and self._is_trial_due:
-            self._trial = _Trial()
+            self._trial = _Trial(self._usual)
             self._set_threads(self._other)
         self._cpu_before = self._cpu_time()
 
@@ -92,19 +103,17 @@ class ThreadGovernor:
             self._share += _SMOOTHING * (share - self._share)
 
     def _judge(self, trial: _Trial) -> None:
-        assert self._usual is not None
         self._trial, self._computed = None, 0.0
-        ratio = trial.seconds / trial.expected
-        if ratio < _MARGIN * self._usual:
-            self.threads, self._usual, self._wait = self._other, ratio, _FIRST_WAIT
+        if trial.ratio < _MARGIN * trial.usual:
+            self.threads, self._usual, self._wait = self._other, trial.ratio, _LEAST_WAIT
         else:
-            self._wait = min(2 * self._wait, _LONGEST_WAIT)
+            self._wait = min(max(_LEAST_WAIT, _WORTH * trial.cost), _LONGEST_WAIT)
             self._set_threads(self.threads)
 
     @property
     def _is_trial_due(self) -> bool:
         undisturbed = self.threads == self._most and self._share > _UNDISTURBED
-        return self._computed >= (_UNDISTURBED_WAIT if undisturbed else self._wait)
+        return self._computed >= (_LONGEST_WAIT if undisturbed else self._wait)
 
     @property
     def _other(self) -> int:
