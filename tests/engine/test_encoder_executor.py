@@ -8,7 +8,7 @@ import torch
 
 from tenure.core.plan import Row, RowResult, Start, StepPlan
 from tenure.engine.encoder_executor import EncoderExecutor
-from tenure.engine.pooled_row import NOT_FINITE
+from tenure.engine.pooled_row import NO_LENGTH, NOT_FINITE
 from tenure.errors import InternalError
 from tenure.layers.texts import TextBatch
 from tenure.outcomes import Outcome
@@ -72,6 +72,12 @@ def test_each_text_gets_its_own_answer_whatever_its_length() -> None:
 def test_the_second_text_of_a_pair_is_told_apart() -> None:
     rows = run(start(0, [1, 2, 3, 4, 5], segment=2), start(1, [1, 2, 3]))
     assert [numbers(row.pooled) for row in rows] == [[[15, 3]], [[6, 0]]]
+
+
+def test_an_embedding_of_zeros_fails_alone_and_zeros_for_a_token_do_not() -> None:
+    rows = run(start(0, [0, 0]), start(1, [1]), start(2, [0, 1], PoolingParams(task=PoolingTask.TOKEN_EMBED)))
+    assert (rows[0].error, rows[0].pooled) == (NO_LENGTH, None)
+    assert [numbers(row.pooled) for row in rows[1:]] == [[[1, 0]], [[0], [1]]]
 
 
 def test_one_vector_for_each_token_beside_one_for_a_text() -> None:

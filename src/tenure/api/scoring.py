@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from tenure.api.errors import internal_error
 from tenure.api.pooling_job import Vectors
 
 Similarity = Callable[[Vectors, Vectors], float]
@@ -70,9 +71,11 @@ class PairedScores:
 
 
 def cosine(first: Vectors, second: Vectors) -> float:
-    """The cosine of two vectors (width,), from -1 to 1; 0 when one of them has no length."""
+    """The cosine of two vectors (width,), from -1 to 1; a 500 when one of them has no length."""
     length = float(np.linalg.norm(first)) * float(np.linalg.norm(second))
-    return 0.0 if length == 0 else float(np.clip(float(first @ second) / length, -1, 1))
+    if length == 0:
+        raise internal_error("The model gave an embedding without length.")
+    return float(np.clip(float(first @ second) / length, -1, 1))
 
 
 def max_similarity(query: Vectors, document: Vectors) -> float:

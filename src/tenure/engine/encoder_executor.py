@@ -1,7 +1,7 @@
 """Carries out the steps of a model that reads each text in one piece: one packed batch, one answer for each text.
 
 Nothing is kept from step to step: a plan brings every text whole, as the `Start` of its row. A text whose answer is not
-finite fails alone.
+finite, or an embedding of zeros, fails alone.
 """
 
 import torch
@@ -29,9 +29,12 @@ class EncoderExecutor:
         batch = pack_texts(
             [start.tokens for start in starts], [start.first_segment for start in starts], self._model.device
         )
+        wanted = [_pooling(start) for start in starts]
         with torch.inference_mode():
-            answers = self._model.pool(batch, [_pooling(start) for start in starts])
-        results = [pooled_row(row, answer) for row, answer in zip(plan.rows, answers, strict=True)]
+            answers = self._model.pool(batch, wanted)
+        results = [
+            pooled_row(row, answer, one.task) for row, answer, one in zip(plan.rows, answers, wanted, strict=True)
+        ]
         self._landing.add(StepResult(plan.number, results))
 
     def land(self) -> StepResult:

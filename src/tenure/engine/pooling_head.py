@@ -63,7 +63,7 @@ class PoolingHead:
             return RowResult(row.slot, row.generation, error=error, outcome=Outcome.INVALID)
         # The sigmoid of infinity would look like a sound answer.
         sound = bool(answer_1W.isfinite().all())
-        return pooled_row(row, self._finished(answer_1W, wanted) if sound else answer_1W)
+        return pooled_row(row, self._finished(answer_1W, wanted) if sound else answer_1W, self.task)
 
     def _finished(self, answer_1W: Tensor, wanted: PoolingParams) -> Tensor:
         if self.task is PoolingTask.EMBED:
