@@ -48,7 +48,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     max_num_queued_reqs: int = 8192
-    max_num_queued_tokens: int = 262144
+    max_num_queued_tokens: int = 524288
     step_time: float = 0.1
     """0: steps are bounded in tokens alone, so that runs are reproducible."""
     block_size: int = 16
@@ -142,6 +142,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the `priority` of a request has an effect."""
     max_inputs: int = 8192
     """Texts of one request for embeddings, scores or classes; the engine's gate may admit fewer."""
+    truncate_long_inputs: bool = False
+    """Whether an input of a pooling route beyond the window is cut when the request says nothing of cutting."""
     chunk_long_inputs: bool = False
     """Whether an input beyond the window is embedded in chunks."""
     max_chunked_len: int = 131072

@@ -13,6 +13,7 @@ from tests.api.pooling_rig import EMBEDDER, SIZE, embed, framed, pooling_rig
 PATHS = ["/v1/embed", "/v2/embed"]
 PROMPTED = replace(EMBEDDER, prompts={"query": "Q: ", "clustering": "C: "}, default_prompt=None)
 BOTH_PROMPTS = replace(EMBEDDER, prompts={"search_query": "SQ: ", "query": "Q: ", "passage": "P: "})
+CORPUS = replace(EMBEDDER, prompts={"query": "Q: ", "corpus": "K: "})
 DEFAULTED = replace(EMBEDDER, prompts={"query": "Q: ", "plain": "T: "}, default_prompt="plain")
 
 
@@ -139,7 +140,8 @@ def test_texts_are_cut_as_truncate_says(path, fields, kept):
 
 @pytest.mark.parametrize("fields", [{}, {"max_tokens": 5}, {"max_tokens": 10**9}])
 def test_truncate_none_refuses_what_is_too_long(fields):
-    rig = pooling_rig(max_model_len=10)
+    settings = ApiSettings(version="0.0", truncate_long_inputs=True)  # the request's word counts for more
+    rig = pooling_rig(max_model_len=10, settings=settings)
     reply = rig.post("/v2/embed", {"texts": ["a", "abcdefghijkl"], "truncate": "NONE", **fields})
     assert "texts[1]" in assert_refused(rig, reply, code="context_length_exceeded")["message"]
 
@@ -168,6 +170,7 @@ def test_standard_input_types_are_ignored_by_a_model_without_prompts(rig, input_
         (PROMPTED, None, ""),
         (BOTH_PROMPTS, "search_query", "SQ: "),
         (BOTH_PROMPTS, "search_document", "P: "),
+        (CORPUS, "search_document", "K: "),
         (DEFAULTED, None, "T: "),
         (DEFAULTED, "search_document", "T: "),
         (DEFAULTED, "query", "Q: "),

@@ -18,6 +18,7 @@ from tests.api.pooling_rig import CLASSIFIER, EMBEDDER, SIZE, classify, draw, em
 PATH = "/v1/embeddings"
 MATRYOSHKA = replace(EMBEDDER, dimensions=(2, 4))
 PROMPTED = replace(EMBEDDER, prompts={"query": "Q: ", "document": "D: "}, default_prompt="document")
+CUTTING = ApiSettings(version="0.0", truncate_long_inputs=True)
 CHUNKING = ApiSettings(version="0.0", chunk_long_inputs=True, max_chunked_len=100)
 
 
@@ -268,6 +269,10 @@ def test_more_inputs_than_a_request_may_have_are_refused():
     assert "at most 2" in assert_refused(rig, rig.post(PATH, {"input": ["a", "b", "c"]}))["message"]
 
 
+def classify_or_embed(ids, params):
+    return classify(ids, params) if params.task is PoolingTask.CLASSIFY else embed(ids, params)
+
+
 def test_the_default_prompt_of_a_model_goes_in_front_of_texts_alone():
     rig = pooling_rig(PROMPTED)
     rig.post(PATH, {"input": ["a", "b"]})
@@ -275,7 +280,41 @@ def test_the_default_prompt_of_a_model_goes_in_front_of_texts_alone():
     assert [submit.prompts for submit in rig.engine.submitted] == [[framed("D: a"), framed("D: b")], [[97], [98]]]
 
 
+@pytest.mark.parametrize("path", [PATH, "/pooling"])
+def test_a_request_names_the_prompt_that_it_wants(path):
+    rig = pooling_rig(PROMPTED)
+    assert rig.post(path, {"input": ["a", [98]], "prompt_name": "query"}).status_code == 400, "texts or ids, not both"
+    assert rig.post(path, {"input": ["a"], "prompt_name": "query"}).status_code == 200
+    assert rig.submitted.prompts == [framed("Q: a")]
+    rig.engine.submitted.clear()
+    error = assert_refused(rig, rig.post(path, {"input": "a", "prompt_name": "passage"}))
+    assert (error["param"], "query, document" in error["message"]) == ("prompt_name", True)
+    rig = pooling_rig()
+    error = assert_refused(rig, rig.post(path, {"input": "a", "prompt_name": "query"}))
+    assert "the model has no prompts" in error["message"]
+
+
+def test_a_prompt_is_for_what_is_embedded():
+    rig = pooling_rig(CLASSIFIER, classify)
+    error = assert_refused(rig, rig.post("/pooling", {"input": "a", "prompt_name": "query"}))
+    assert error["param"] == "prompt_name"
+
+
 # Inputs beyond the window
+
+
+@pytest.mark.parametrize("path", [PATH, "/pooling", "/classify"])
+def test_where_the_operator_says_so_long_inputs_are_cut(path):
+    profile = CLASSIFIER if path == "/classify" else EMBEDDER
+    body = {"input": ["abcdefghijkl", "mn"]}
+    rig = pooling_rig(profile, classify_or_embed, max_model_len=10)
+    assert_refused(rig, rig.post(path, body), code="context_length_exceeded")
+    rig = pooling_rig(profile, classify_or_embed, max_model_len=10, settings=CUTTING)
+    assert rig.post(path, body).status_code == 200
+    assert rig.submitted.prompts == [framed("abcdefgh"), framed("mn")]
+    rig.engine.submitted.clear()
+    assert rig.post(path, body | {"truncate_prompt_tokens": 5}).status_code == 200
+    assert rig.submitted.prompts == [framed("abc"), framed("mn")]
 
 
 def test_a_long_input_is_the_weighted_mean_of_its_chunks():
@@ -290,6 +329,16 @@ def test_a_long_input_is_the_weighted_mean_of_its_chunks():
     assert found[1] == pytest.approx(expected, abs=1e-6)
     assert (found[0] == embed(framed("short"), params)[0].astype(np.float32)).all()
     assert reply.json()["usage"]["prompt_tokens"] == 7 + 10 + 10 + 5 + 5
+
+
+def test_each_chunk_stands_behind_the_prompt_of_the_model():
+    rig = pooling_rig(PROMPTED, max_model_len=10, settings=CHUNKING)
+    reply = rig.post(PATH, {"input": ["abcdefghijkl", "short"]})
+    parts = [framed("D: abcde"), framed("D: fghij"), framed("D: kl")]
+    assert rig.submitted.prompts == [*parts, framed("D: short")]
+    params = rig.submitted.pooling
+    expected = unit(*(embed(ids, params)[0] for ids in parts), weights=(5, 5, 2))
+    assert vectors(reply)[0] == pytest.approx(expected, abs=1e-6)
 
 
 def test_chunks_are_not_normalised_where_the_request_or_the_model_does_not():
@@ -316,12 +365,14 @@ def test_chunks_of_a_matryoshka_model_are_cut_and_of_length_1():
     assert np.linalg.norm(found[0]) == pytest.approx(1, abs=1e-6)
 
 
-def test_chunks_whose_mean_is_zero_are_no_nan():
+def test_chunks_whose_mean_is_zero_are_no_vector():
     def opposite(ids, _params):
         return np.full((1, SIZE), 1.0 if ids[1] == ord("a") else -1.0, dtype=np.float32)
 
     rig = pooling_rig(answer=opposite, max_model_len=3, settings=CHUNKING)
-    assert (vectors(rig.post(PATH, {"input": "ab"})) == 0).all()
+    reply = rig.post(PATH, {"input": "ab"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal_error")
+    assert "cancel each other out" in reply.json()["error"]["message"]
 
 
 def test_the_most_that_is_chunked_is_enforced_before_the_engine_is_asked():

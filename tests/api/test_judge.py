@@ -1,8 +1,11 @@
 """Scores from a decoder that is asked whether a document fits a query: what it reads, to the letter."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from tenure.errors import CallerError
 from tenure.models.profile import ModelProfile, Scoring
 from tenure.pooling import PoolingTask
 from tenure.text.judge_prompt import DEFAULT_INSTRUCTION, judge_prompt
@@ -44,6 +47,41 @@ def test_an_instruction_takes_the_place_of_the_default():
     rig = judge_rig()
     rig.post("/rerank", {"query": "q", "documents": ["a"], "instruction": "Find duplicates"})
     assert read(rig) == [judge_prompt("q", "a", "Find duplicates")]
+
+
+@pytest.mark.parametrize("path", ["/score", "/rerank"])
+def test_an_instruction_may_stand_among_the_arguments_of_the_template(path):
+    rig = judge_rig()
+    body = {"queries" if path == "/score" else "query": "q", "documents": ["a"]}
+    kwargs = {"chat_template_kwargs": {"instruction": "Find duplicates", "enable_thinking": False}}
+    assert rig.post(path, body | kwargs).status_code == 200
+    assert rig.post(path, body | kwargs | {"instruction": "Sort"}).status_code == 200
+    assert rig.post(path, body | {"chat_template_kwargs": {}}).status_code == 200
+    texts = [bytes(submit.prompts[0]).decode() for submit in rig.engine.submitted]
+    assert texts == [judge_prompt("q", "a", wanted) for wanted in ("Find duplicates", "Sort", None)]
+    rig.engine.submitted.clear()
+    for wrong in ({"instruction": 1}, [], "Sort"):
+        reply = rig.post(path, body | {"chat_template_kwargs": wrong})
+        assert (reply.status_code, rig.engine.submitted) == (400, [])
+        assert "chat_template_kwargs" in reply.json()["error"]["message"]
+
+
+def test_the_instruction_that_a_model_was_saved_with():
+    profile = replace(JUDGE, prompts={"web": "Search", "other": "Other"}, default_prompt="web")
+    rig = pooling_rig(profile, likes_length, score_prompt=judge_prompt, framed=False)
+    rig.post("/rerank", {"query": "q", "documents": ["a"]})
+    rig.post("/rerank", {"query": "q", "documents": ["a"], "instruction": "Sort"})
+    texts = [bytes(submit.prompts[0]).decode() for submit in rig.engine.submitted]
+    assert texts == [judge_prompt("q", "a", "Search"), judge_prompt("q", "a", "Sort")]
+
+
+def test_texts_that_the_models_template_refuses_are_a_400():
+    def write(query, document, instruction):
+        raise CallerError("no such document")
+
+    rig = pooling_rig(JUDGE, likes_length, score_prompt=write, framed=False)
+    error = assert_refused(rig, rig.post("/score", {"queries": "q", "documents": ["a"]}))
+    assert "no such document" in error["message"]
 
 
 def test_without_activation_the_score_is_how_much_yes_exceeds_no():

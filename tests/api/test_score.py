@@ -1,5 +1,7 @@
 """`/score` and `/v1/score`: spellings, shapes, the three kinds of scoring, cutting, and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -165,11 +167,13 @@ class TestBiEncoder:
         assert found == pytest.approx([1.0, float(vector("q") @ vector("a"))], abs=1e-6)
         assert max(found) <= 1.0
 
-    def test_a_vector_without_length_fits_nothing(self):
+    def test_a_vector_without_length_is_no_score(self):
         def nothing(ids, params):
             return np.zeros((1, SIZE), np.float32)
 
-        assert scores(pooling_rig(EMBEDDER, nothing).post("/score", {"queries": "q", "documents": ["a"]})) == [0.0]
+        reply = pooling_rig(EMBEDDER, nothing).post("/score", {"queries": "q", "documents": ["a"]})
+        assert reply.status_code == 500
+        assert "without length" in reply.json()["error"]["message"]
 
     def test_prompts_of_the_model(self):
         """As sentence-transformers' `encode_query` and `encode_document`."""
@@ -182,6 +186,29 @@ class TestBiEncoder:
         rig = pooling_rig(profile)
         scores(rig.post("/score", {"queries": "q", "documents": ["a"]}))
         assert rig.submitted.prompts == [framed("Q: q"), framed("P: a")]
+
+    @pytest.mark.parametrize(("side", "kept"), [("right", "abc"), ("left", "xyz")])
+    def test_limits_are_for_texts_and_not_for_the_prompts_of_the_model(self, side, kept):
+        profile = replace(EMBEDDER, prompts={"query": "Q: ", "passage": "P: "})
+        rig = pooling_rig(profile)
+        body = {"queries": "0123456789", "documents": ["abcdefuvwxyz", "ab"], "truncation_side": side}
+        scores(rig.post("/score", body | {"max_tokens_per_doc": 3, "max_tokens_per_query": 9}))
+        query = "012345678" if side == "right" else "123456789"
+        assert rig.submitted.prompts == [framed("Q: " + query), framed("P: " + kept), framed("P: ab")]
+
+    @pytest.mark.parametrize(("side", "kept"), [("right", "abcdefgh"), ("left", "stuvwxyz")])
+    def test_a_text_is_cut_to_the_window_behind_its_prompt(self, side, kept):
+        profile = replace(EMBEDDER, prompts={"query": "Q: ", "passage": "P: "})
+        for limit in ({"max_tokens_per_doc": 4096}, {"truncate_prompt_tokens": -1}):
+            rig = pooling_rig(profile, max_model_len=13)
+            body = {"queries": "q", "documents": "abcdefghijklmnopqrstuvwxyz", "truncation_side": side}
+            scores(rig.post("/score", body | limit))
+            assert rig.submitted.prompts == [framed("Q: q"), framed("P: " + kept)]
+
+    def test_a_limit_that_leaves_no_room_beside_the_prompt_is_refused(self):
+        rig = pooling_rig(replace(EMBEDDER, prompts={"query": "Q: "}))
+        body = {"queries": "q", "documents": "a", "truncate_prompt_tokens": 5}
+        assert "no room beside the 5 tokens" in assert_refused(rig, rig.post("/score", body))["message"]
 
 
 class TestLateInteraction:

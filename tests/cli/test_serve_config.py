@@ -129,6 +129,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "max_logprobs": (("--max-logprobs", "-1"), -1),
     "max_prompts": (("--max-prompts", "5"), 5),
     "max_inputs": (("--max-inputs", "6"), 6),
+    "truncate_long_inputs": (("--truncate-long-inputs",), True),
     "chunk_long_inputs": (("--chunk-long-inputs",), True),
     "max_chunked_len": (("--max-chunked-len", "5000"), 5000),
     "scheduling_policy": (("--scheduling-policy", "priority"), "priority"),
@@ -157,6 +158,12 @@ def test_every_flag_is_read_and_changes_what_is_run(name: str, model: str) -> No
     # What a child gets is what was meant.
     for part in (config.api, *config.engines):
         assert msgspec.json.decode(msgspec.json.encode(part), type=type(part)) == part
+
+
+def test_a_long_input_is_cut_or_read_in_chunks_and_not_both(model: str) -> None:
+    assert options(model, "--auto-truncate").truncate_long_inputs, "as text-embeddings-inference calls it"
+    with pytest.raises(CallerError, match="--truncate-long-inputs and --chunk-long-inputs exclude each other"):
+        serve_config([model], ServeOptions(truncate_long_inputs=True, chunk_long_inputs=True))
 
 
 @pytest.mark.parametrize("seconds", [0.1, 1.0, 1.49])

@@ -16,7 +16,9 @@ from tenure.models.profile import read_profile
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.sampling import SamplingParams
 from tenure.source import ResolvedSource, SourceKind
+from tenure.text.chat_template import ChatTemplate
 from tenure.text.judge_prompt import judge_prompt
+from tenure.text.score_template import template_prompt
 from tenure.text.tokenizer import load_tokenizer
 from tests.models.tiny import COMMON
 
@@ -32,9 +34,15 @@ PUBLISHED_TEMPLATE = (
     '<Document>: {{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}<|im_end|>\n'
     '<|im_start|>assistant\n<think>\n\n</think>{{ "\n\n" }}'  # Jinja drops a line end that is written last
 )
+OTHER_TEMPLATE = (
+    '{{ messages | selectattr("role", "eq", "system") | map(attribute="content") | first | default("no task") }}: does '
+    '{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }} answer '
+    '{{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}, yes or no?'
+    "{% if add_generation_prompt %}<|im_start|>{% endif %}"
+)
 
 
-def save_base(folder: Path, *, ends: bool) -> None:
+def save_base(folder: Path, *, ends: bool, template: str = PUBLISHED_TEMPLATE) -> None:
     """A small random Qwen3 with a tokenizer of bytes, `yes` and `no`. `ends`: texts end in a token of their own."""
     import transformers as hf  # noqa: PLC0415 - seconds to import; only these tests need it
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors  # noqa: PLC0415
@@ -51,7 +59,7 @@ def save_base(folder: Path, *, ends: bool) -> None:
         )
     wrapped = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=SPECIAL[0], padding_side="left")
     if not ends:
-        wrapped.chat_template = PUBLISHED_TEMPLATE
+        wrapped.chat_template = template
     wrapped.save_pretrained(folder)
     torch.manual_seed(3)
     shape = {**COMMON, "vocab_size": len(pieces) + 3, "max_position_embeddings": 1024, "head_dim": 16}
@@ -126,3 +134,24 @@ def test_yes_no_scores_are_those_of_sentence_transformers(reranker: tuple[Path, 
     expected = theirs.predict([(query, text) for text in TEXTS])
     assert expected.std() > 0.01
     np.testing.assert_allclose(ours[:, 0], expected, atol=TOLERANCE)
+
+
+def test_a_reranker_with_a_template_and_an_instruction_of_its_own(tmp_path: Path) -> None:
+    from sentence_transformers import CrossEncoder  # noqa: PLC0415 - see above
+
+    save_base(tmp_path / "base", ends=False, template=OTHER_TEMPLATE)
+    prompts = {"web": "Search the web"}
+    theirs = CrossEncoder(str(tmp_path / "base"), device="cpu", prompts=prompts, default_prompt_name="web")
+    theirs.save(str(tmp_path / "saved"))
+    source = ResolvedSource(SourceKind.FOLDER, tmp_path / "saved", "m")
+    profile, tokenizer = read_profile(source), load_tokenizer(source)
+    assert (dict(profile.prompts), profile.default_prompt) == (prompts, "web")
+    write = template_prompt(ChatTemplate.of(tokenizer))
+    assert write is not None
+    engine, query = make_engine(tmp_path / "saved"), "Who holds it?"
+    for instruction, theirs_of_it in (("Search the web", None), ("Find duplicates", "Find duplicates")):
+        written = [write(query, document, instruction) for document in TEXTS]
+        prompt_ids = [tokenizer.encode(one, add_special_tokens=False) for one in written]
+        expected = theirs.predict([(query, document) for document in TEXTS], prompt=theirs_of_it)
+        assert expected.std() > 0.01
+        np.testing.assert_allclose(read(engine, prompt_ids, PoolingTask.CLASSIFY)[:, 0], expected, atol=TOLERANCE)

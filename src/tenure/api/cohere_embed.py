@@ -25,7 +25,7 @@ from tenure.api.selection import Chosen
 from tenure.api.text_inputs import TextRules, tokenise_inputs
 from tenure.api.vector_json import ENCODER, vector_base64, vector_bits, vector_numbers
 from tenure.config import ApiSettings
-from tenure.models.profile import ModelProfile
+from tenure.models.profile import DOCUMENT_PROMPTS, QUERY_PROMPTS, ModelProfile
 from tenure.pooling import PoolingParams, PoolingTask
 
 
@@ -110,7 +110,7 @@ class EmbeddingType(StrEnum):
 
 _STANDARD_TYPES = ("search_document", "search_query", "classification", "clustering", "image")
 _OTHER_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"search_query": ("query",), "search_document": ("document", "passage")}
+    {"search_query": QUERY_PROMPTS, "search_document": DOCUMENT_PROMPTS}
 )
 """How sentence-transformers' models call the prompts for these uses."""
 
@@ -207,7 +207,7 @@ def _length(request: EmbedRequest, shared: Shared, window: int, longest: int) ->
     if request.max_tokens is not None:
         wanted = check_number("max_tokens", request.max_tokens, RANGES["max_tokens"])
         limit = min(window, int(wanted))
-    if shared.truncation is not None:
+    if request.truncate_prompt_tokens is not None:
         return shared.truncation, longest
     if truncate == "NONE":
         return None, longest if request.max_tokens is None else limit

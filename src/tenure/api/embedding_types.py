@@ -31,6 +31,8 @@ class EncodedFields(InputFields, frozen=True, kw_only=True):
     embed_dtype: str | None = None
     endianness: str | None = None
     dimensions: Integer | None = None
+    prompt_name: str | None = None
+    """Which of the model's prompts goes in front of texts that are embedded; as sentence-transformers calls it."""
 
 
 class EmbeddingRequest(EncodedFields, frozen=True, kw_only=True):

@@ -16,6 +16,9 @@ from tenure.api.sampling_rules import check_cache_salt, check_priority
 from tenure.api.selection import Chosen
 from tenure.config import ApiSettings
 
+_TO_THE_WINDOW = -1
+"""The value of `truncate_prompt_tokens` that cuts what the model cannot read."""
+
 
 class PoolingFields(msgspec.Struct, frozen=True, kw_only=True):
     """Ranges are in `api.ranges.RANGES`."""
@@ -60,7 +63,7 @@ def check_shared(request: PoolingFields, chosen: Chosen, settings: ApiSettings, 
             numbers[name] = check_number(name, value, RANGES[name])
     window, side = chosen.text_window, request.truncation_side
     truncation = check_truncation(
-        numbers.get("truncate_prompt_tokens"),
+        numbers.get("truncate_prompt_tokens", _TO_THE_WINDOW if settings.truncate_long_inputs else None),
         chosen.text.tokenizer.truncation_side if side is None else side,
         most=window,
         all_of_it=window,

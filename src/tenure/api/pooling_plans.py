@@ -22,6 +22,7 @@ from tenure.api.embedding_types import (
     EmbeddingData,
     EmbeddingRequest,
     Embeddings,
+    EncodedFields,
     PooledData,
     PooledReply,
     PoolingRequest,
@@ -36,6 +37,7 @@ from tenure.api.text_inputs import Framed
 from tenure.api.text_model import TextModel
 from tenure.api.vector_json import ENCODER, vector_base64, vector_numbers
 from tenure.config import ApiSettings
+from tenure.models.profile import ModelProfile
 from tenure.pooling import PoolingParams, PoolingTask
 
 Write = Callable[[ReplyHead, Sequence[Vectors]], bytes]
@@ -91,7 +93,7 @@ def embeddings_plan(
         dimensions=check_dimensions(request.dimensions, profile),
     )
     longest = longest_input(chosen, settings)
-    prompt = default_prompt(profile)
+    prompt = _prompt(request, profile)
     inputs = read_inputs(request, chosen, settings, shared, longest=longest, prompt=prompt)
 
     def write(head: ReplyHead, vectors: Sequence[Vectors], tokens: int) -> bytes:
@@ -113,13 +115,15 @@ def pooling_plan(request: PoolingRequest, chosen: Chosen, settings: ApiSettings,
     profile = chosen.text.profile
     task = PoolingTask(request.task) if request.task else profile.pooling_task
     embeds = task in (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
+    if request.prompt_name is not None and (not embeds or request.messages is not None):
+        raise invalid_request("`prompt_name` is for texts that are embedded.", "prompt_name")
     inputs = read_inputs(
         request,
         chosen,
         settings,
         shared,
         longest=longest_input(chosen, settings) if task is PoolingTask.EMBED else chosen.text_window,
-        prompt=default_prompt(profile) if embeds else "",
+        prompt=_prompt(request, profile) if embeds else "",
     )
 
     def write(head: ReplyHead, vectors: Sequence[Vectors], tokens: int) -> bytes:
@@ -160,6 +164,16 @@ def asked_task(request: PoolingRequest) -> tuple[str, ...]:
         message = f"`task` is {echo(request.task)}, but may be one of: {', '.join(tasks)}."
         raise invalid_request(message, "task")
     return (request.task,)
+
+
+def _prompt(request: EncodedFields, profile: ModelProfile) -> str:
+    """What goes in front of a text: the prompt that the request names, or the model's default. Raises a 400."""
+    if request.prompt_name is None:
+        return default_prompt(profile)
+    if request.prompt_name not in profile.prompts:
+        known = f"may be one of: {', '.join(profile.prompts)}" if profile.prompts else "the model has no prompts"
+        raise invalid_request(f"`prompt_name` is {echo(request.prompt_name)}, but {known}.", "prompt_name")
+    return profile.prompts[request.prompt_name]
 
 
 def _encoded(vectors: Vectors, encoding: Encoding) -> Any:

@@ -12,11 +12,8 @@ from tenure.api.errors import context_length_exceeded, invalid_request
 from tenure.api.prompts import Truncation
 from tenure.api.text_inputs import TextRules, encode_texts, tokenise_inputs
 from tenure.api.text_model import ScorePrompt, TextModel
-from tenure.models.profile import ModelProfile
+from tenure.models.profile import DOCUMENT_PROMPTS, QUERY_PROMPTS, ModelProfile
 from tenure.text.pairs import cut, share_room
-
-_QUERY_PROMPTS = ("query",)
-_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 
 
 @dataclass(frozen=True)
@@ -59,14 +56,15 @@ def single_prompts(queries: Sequence[str], documents: Sequence[str], rules: Pair
     """The queries, then the documents, each alone, behind the prompts that the model's authors give them."""
     ids: list[list[int]] = []
     for texts, limit, name, prompts in (
-        (queries, rules.per_query, rules.names[0], _QUERY_PROMPTS),
-        (documents, rules.per_document, rules.names[1], _DOCUMENT_PROMPTS),
+        (queries, rules.per_query, rules.names[0], QUERY_PROMPTS),
+        (documents, rules.per_document, rules.names[1], DOCUMENT_PROMPTS),
     ):
         text_rules = TextRules(
             model=rules.model,
             vocabulary_size=rules.vocabulary_size,
             longest=rules.longest,
-            truncation=_single_truncation(limit, rules),
+            truncation=rules.truncation,
+            own=Truncation(limit, rules.side) if limit else None,
             prompt=_prompt(rules.model.profile, prompts),
         )
         ids += [framed.ids for framed in tokenise_inputs(texts, text_rules, name)]
@@ -109,13 +107,6 @@ def written_prompts(queries: Sequence[str], documents: Sequence[str], rules: Pai
             ids = prompts.ids[position] = _shortened(ids, query, document, rules, write)
         _check(len(ids), rules, position, len(documents))
     return prompts
-
-
-def _single_truncation(limit: int, rules: PairRules) -> Truncation | None:
-    """The tighter one of a text's own limit and that of the request."""
-    if not limit:
-        return rules.truncation
-    return Truncation(min(limit + rules.model.tokenizer.frame.size, rules.room), rules.side)
 
 
 def _prompt(profile: ModelProfile, names: Sequence[str]) -> str:

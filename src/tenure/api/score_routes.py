@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from tenure.api.call import Call
 from tenure.api.decoding import decode_body
+from tenure.api.embedding_rules import default_prompt
 from tenure.api.errors import internal_error, invalid_request
 from tenure.api.pooling_fields import check_shared
 from tenure.api.pooling_job import PoolingJob, feed_pooled
@@ -37,6 +38,7 @@ from tenure.api.score_types import (
 from tenure.api.scoring import ClassScores, PairedScores, Scores, cosine, max_similarity
 from tenure.api.selection import Chosen, select_model
 from tenure.config import ApiSettings
+from tenure.errors import CallerError
 from tenure.models.profile import ModelProfile, Scoring
 from tenure.pooling import PoolingParams, PoolingTask
 
@@ -144,9 +146,12 @@ def _job(request: PairFields, pairs: Pairs, chosen: Chosen, settings: ApiSetting
         truncation=shared.truncation,
         per_query=_number(request, "max_tokens_per_query"),
         per_document=_number(request, "max_tokens_per_doc"),
-        instruction=request.instruction,
+        instruction=_instruction(request, profile),
     )
-    prompts = _prompts(profile, pairs, rules)
+    try:
+        prompts = _prompts(profile, pairs, rules)
+    except CallerError as error:
+        raise invalid_request(f"The model's score template refuses these texts: {error}.", pairs.names[1]) from None
     return PoolingJob(
         model=model,
         prompts=prompts.ids,
@@ -164,6 +169,15 @@ def _prompts(profile: ModelProfile, pairs: Pairs, rules: PairRules) -> Prompts:
     if write is not None:
         return written_prompts(pairs.queries, pairs.documents, rules, write)
     return pair_prompts(pairs.queries, pairs.documents, rules)
+
+
+def _instruction(request: PairFields, profile: ModelProfile) -> str | None:
+    """What makes a document fit: the request's words, or what the model was saved with."""
+    other = (request.chat_template_kwargs or {}).get("instruction")
+    if not (other is None or isinstance(other, str)):
+        raise invalid_request("`chat_template_kwargs.instruction` must be a string.", "chat_template_kwargs")
+    given = other if request.instruction is None else request.instruction
+    return default_prompt(profile) or None if given is None else given
 
 
 def _scores(profile: ModelProfile, pairs: Pairs) -> Scores:

@@ -26,8 +26,8 @@ class PairFields(PoolingFields, frozen=True, kw_only=True):
     """0 = off; a document is cut further where query and special tokens leave less room."""
     instruction: str | None = None
     """What makes a document fit a query; for models whose prompt has a place for it."""
-
-    chat_template_kwargs: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Another place for `instruction`; the rest is without effect."""
 
 
 class ScoreRequest(PairFields, frozen=True, kw_only=True):

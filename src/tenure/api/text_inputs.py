@@ -13,6 +13,7 @@ from tenure.api.ranges import check_ids
 from tenure.api.text_model import TextModel
 from tenure.api.threads import stop_if_cancelled
 from tenure.text.frame import Frame
+from tenure.text.pairs import cut
 from tenure.text.tokenizer import Tokenizer
 
 _CHARACTERS_AT_A_TIME = 32768
@@ -25,7 +26,7 @@ _SAMPLE_SLACK = 16
 
 @dataclass(frozen=True)
 class Framed:
-    """A text by its own tokens, and the special ones that belong around it."""
+    """A text by its own tokens, and what belongs around it: special tokens, and the model's prompt."""
 
     frame: Frame
     own: list[int]
@@ -46,8 +47,10 @@ class TextRules:
     model: TextModel
     vocabulary_size: int
     longest: int
-    """Most tokens of an input, special ones included, after it was cut."""
+    """Most tokens of an input, with all that is around it, after it was cut."""
     truncation: Truncation | None = None
+    own: Truncation | None = None
+    """How much is kept of what is an input's own; it is cut to `longest`, too, then."""
     add_special_tokens: bool = True
     prompt: str = ""
     """Goes in front of every text, and not of token ids."""
@@ -58,21 +61,23 @@ def tokenise_inputs(inputs: Sequence[TextOrIds], rules: TextRules, param: str) -
 
     Raises a 400 that names the position of an input without tokens, with ids that are none, or too long.
     """
-    frame = rules.model.tokenizer.frame if rules.add_special_tokens else Frame()
+    tokenizer = rules.model.tokenizer
+    frame = tokenizer.frame if rules.add_special_tokens else Frame()
+    prompt = tokenizer.encode_plain([rules.prompt])[0] if rules.prompt else []
     texts = [rules.prompt + given for given in inputs if isinstance(given, str)]
-    if rules.truncation is None:
+    if rules.truncation is None and rules.own is None:
         _refuse_hopeless(inputs, rules, param)
-    encoded = iter(encode_texts(rules.model.tokenizer, texts))
+    encoded = iter(encode_texts(tokenizer, texts))
     framed = []
     for position, given in enumerate(inputs):
         name = _name(param, position, inputs)
         if isinstance(given, str):
-            whole = Framed(frame, next(encoded))
+            whole = _behind(prompt, frame, next(encoded))
         else:
-            whole = _of_ids(check_ids(name, given, rules.vocabulary_size), rules.model.tokenizer.frame)
-        cut = whole if rules.truncation is None else truncate(whole, rules.truncation)
-        _check(cut, rules, name, param)
-        framed.append(cut)
+            whole = _of_ids(check_ids(name, given, rules.vocabulary_size), tokenizer.frame)
+        short = _cut(whole, rules)
+        _check(short, rules, name, param)
+        framed.append(short)
     return framed
 
 
@@ -89,19 +94,36 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return found
 
 
-def truncate(framed: Framed, truncation: Truncation) -> Framed:
-    """Cut a text to the limit, its special tokens included. Raises a 400 when they leave no room for the text."""
-    if framed.size <= truncation.limit:
-        return framed
-    room = truncation.limit - framed.frame.size
+def _behind(prompt: Sequence[int], frame: Frame, ids: list[int]) -> Framed:
+    """A text with the prompt before it, whose tokens are the frame's: neither cut nor left out of a chunk.
+
+    The last ones may have become one with the text's first.
+    """
+    same = 0
+    while same < min(len(prompt), len(ids)) and prompt[same] == ids[same]:
+        same += 1
+    return Framed(Frame((*frame.before, *ids[:same]), frame.after), ids[same:])
+
+
+def _cut(whole: Framed, rules: TextRules) -> Framed:
+    """Cut a text to its limits. Raises a 400 when what is around it leaves no room for the text."""
+    room = rules.longest if rules.truncation is None else rules.truncation.limit
+    if rules.own is not None:
+        truncation = Truncation(min(rules.own.limit + whole.frame.size, room), rules.own.side)
+    elif rules.truncation is not None:
+        truncation = rules.truncation
+    else:
+        return whole
+    if whole.size <= truncation.limit:
+        return whole
+    room = truncation.limit - whole.frame.size
     if room < 1:
-        special = framed.frame.size
         message = (
-            f"The limit of {truncation.limit} tokens leaves no room beside the {special} special tokens of a text."
+            f"The limit of {truncation.limit} tokens leaves no room beside the {whole.frame.size} tokens that stand "
+            "around a text."
         )
         raise invalid_request(message, "truncate_prompt_tokens")
-    own = framed.own
-    return Framed(framed.frame, own[:room] if truncation.side == "right" else own[len(own) - room :])
+    return Framed(whole.frame, cut(whole.own, room, truncation.side))
 
 
 def _refuse_hopeless(inputs: Sequence[TextOrIds], rules: TextRules, param: str) -> None:

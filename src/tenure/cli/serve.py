@@ -51,7 +51,7 @@ class ServeOptions:
     """Most tokens of one engine step."""
     max_num_queued_reqs: Annotated[int, whole(0)] = 8192
     """Most sequences that wait in one engine."""
-    max_num_queued_tokens: AtLeastOne = 262144
+    max_num_queued_tokens: AtLeastOne = 524288
     """Most prompt tokens that are open in one engine."""
     step_time: Seconds = 0.1
     """Seconds that an engine step should stay near; 0 bounds steps in tokens alone, for reproducible runs."""
@@ -73,6 +73,8 @@ class ServeOptions:
     """Most prompts of one request that generates."""
     max_inputs: AtLeastOne = 8192
     """Most texts of one request for embeddings, scores or classes."""
+    truncate_long_inputs: Annotated[bool, Parameter(alias="--auto-truncate")] = False
+    """Cut an input beyond the window that is embedded, scored or classified; by default it is refused."""
     chunk_long_inputs: bool = False
     """Embed an input beyond the window in chunks, and average them; by default it is refused."""
     max_chunked_len: AtLeastOne = 131072
@@ -122,6 +124,8 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
         if 0 < getattr(options, name) < _LEAST_HEARTBEAT_TIMEOUT:
             flag = f"--{name.replace('_', '-')}"
             raise CallerError(f"{flag} is 0 or at least 1.5: processes give a sign of life once a second")
+    if options.truncate_long_inputs and options.chunk_long_inputs:
+        raise CallerError("--truncate-long-inputs and --chunk-long-inputs exclude each other")
     models = models or demo_models()
     choices = with_tasks(choices_of(models, options.served_model_name), options.task)
     replicas = range(options.data_parallel_size)
@@ -181,6 +185,7 @@ def _settings(options: ServeOptions) -> ApiSettings:
         max_prompts=options.max_prompts,
         priorities=options.scheduling_policy == "priority",
         max_inputs=options.max_inputs,
+        truncate_long_inputs=options.truncate_long_inputs,
         chunk_long_inputs=options.chunk_long_inputs,
         max_chunked_len=options.max_chunked_len,
         queue_timeout=options.queue_timeout,

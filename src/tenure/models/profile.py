@@ -34,7 +34,11 @@ from tenure.models.modules import (
 from tenure.pooling import PoolingTask
 from tenure.source import ResolvedSource, SourceKind
 
-__all__ = ["ModelProfile", "PoolingMode", "Scoring", "read_profile"]
+__all__ = ["DOCUMENT_PROMPTS", "QUERY_PROMPTS", "ModelProfile", "PoolingMode", "Scoring", "read_profile"]
+
+QUERY_PROMPTS = ("query",)
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+"""What sentence-transformers calls the prompts of the two sides of a search; the first that a model has is taken."""
 
 
 class Scoring(StrEnum):
@@ -140,10 +144,13 @@ def _decoder(source: ResolvedSource, raw: Raw) -> ModelProfile:
 
 def _judge(source: ResolvedSource, no: str = "no", yes: str = "yes") -> ModelProfile:
     """A decoder that is asked whether a document fits a query."""
+    advice = _advice(source)
     return ModelProfile(
         tasks=("score", "classify"),
         scoring=Scoring.CROSS_ENCODER,
-        max_length=_advice(source).max_length,
+        max_length=advice.max_length,
+        prompts=advice.prompts,
+        default_prompt=advice.default_prompt,
         labels=(yes,),
         answer_tokens=(no, yes),
     )
