@@ -3,10 +3,11 @@
 A document has 250 words, which are 252 tokens, as many as MiniLM reads; so the storm is 160,000 tokens, far more than
 2 seconds of work. The run fails when one of the requests is answered in that time. Two storms make a round:
 
-1. Tokens computed after the last client left, from the server's counters. There are two figures: one from a sample
-   taken just before the clients leave, which is never too small, and one from a sample taken just after. Tenure's
-   counter moves when a step ends, so the step that runs meanwhile is in both. And the time from the last close until
-   all of `/ledger` is at rest (for the peer: until nothing runs or waits, and its counter stands still).
+1. Tokens computed after the last client left, and in how many steps, from the server's counters. There are two figures:
+   one from a sample taken just before the clients leave, which is never too small, and one from a sample taken just
+   after. Tenure's counters move when a step ends, so the step that runs meanwhile is in both. And the time from the
+   last close until all of `/ledger` is at rest (for the peer: until nothing runs or waits, and its counter stands
+   still).
 2. The latency of a rerank of one short document that is sent right after the last close, beside the same on the server
    at rest (a median of 10).
 
@@ -50,7 +51,7 @@ class Counts:
 
 def of_tenure(http: httpx.Client) -> Counts:
     figures = Figures(http.get("/metrics").text)
-    steps = int(figures.sum("tenure_engine_steps_total"))
+    steps = int(figures.sum("tenure_step_tokens_count"))
     idle = not unrest(http.get("/ledger").json())
     return Counts(int(figures.sum("tenure_tokens_total", kind="computed")), steps, idle)
 
@@ -83,6 +84,8 @@ class Server:
         return {
             "tokens after (sample before the close)": end.tokens - before.tokens,
             "tokens after (sample after the close)": end.tokens - after.tokens,
+            "steps after (sample before the close)": end.steps - before.steps,
+            "steps after (sample after the close)": end.steps - after.steps,
             "tokens of a step": (before.tokens - start.tokens) / steps if steps else 0.0,
             "tokens before": before.tokens - start.tokens,
             "milliseconds until idle": (idle_at - left) * 1e3,
