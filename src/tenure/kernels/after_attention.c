@@ -145,15 +145,16 @@ void tenure_after_attention(const after_attention *layer, const float *attended,
     }
 }
 
-/* Whether the caller knows this version's constants and structures. */
-int64_t tenure_has_layout(int64_t block_rows, int64_t panel, int64_t size_of_layer) {
-    return block_rows == BLOCK_ROWS && panel == PANEL && size_of_layer == sizeof(after_attention);
+/* Whether the caller knows this version's constants, and the sizes of its structures. */
+int64_t tenure_has_layer_layout(int64_t block_rows, int64_t panel, int64_t weights, int64_t norm, int64_t layer) {
+    return block_rows == BLOCK_ROWS && panel == PANEL && weights == sizeof(matrix) && norm == sizeof(layer_norm) &&
+           layer == sizeof(after_attention);
 }
 
 #else
 
-int64_t tenure_has_layout(int64_t block_rows, int64_t panel, int64_t size_of_layer) {
-    return block_rows && panel && size_of_layer;
+int64_t tenure_has_layer_layout(int64_t block_rows, int64_t panel, int64_t weights, int64_t norm, int64_t layer) {
+    return block_rows && panel && weights && norm && layer;
 }
 
 void tenure_after_attention(const void *layer, const float *attended, const float *x, float *scratch, float *out,

@@ -43,8 +43,8 @@ class _AfterAttention(ctypes.Structure):
     )
 
 
-LAYOUT = (BLOCK_ROWS, PANEL, ctypes.sizeof(_AfterAttention))
-"""What the library must agree with."""
+LAYER_LAYOUT = (BLOCK_ROWS, PANEL, *map(ctypes.sizeof, (_Matrix, _LayerNorm, _AfterAttention)))
+"""What `tenure_has_layer_layout` must agree with."""
 
 
 @dataclass(frozen=True, slots=True)

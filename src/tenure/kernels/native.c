@@ -470,6 +470,12 @@ void tenure_attend(const attention_plan *plan, const float *heads, const float *
     }
 }
 
+/* Whether the caller knows this version's limit, and the sizes of its structures. */
+int64_t tenure_has_attention_layout(int64_t max_queries, int64_t shape, int64_t plan, int64_t task, int64_t merge) {
+    return max_queries == MAX_QUERIES && shape == sizeof(heads_shape) && plan == sizeof(attention_plan) &&
+           task == sizeof(attention_task) && merge == sizeof(attention_merge);
+}
+
 /* How many threads a parallel region gets. */
 int64_t tenure_threads(void) {
     int64_t threads = 0;

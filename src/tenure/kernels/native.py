@@ -11,17 +11,18 @@ P = H / 2 pairs, S sequences, B blocks per table, I tiles, K tasks. Of products:
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 
-from tenure.kernels.matrix import BLOCK_ROWS, LAYOUT, LayerMatrices, Matrix
+from tenure.kernels.matrix import BLOCK_ROWS, LAYER_LAYOUT, LayerMatrices, Matrix
 from tenure.kernels.paged_attention import AttentionShape, IntArray
-from tenure.kernels.text_attention import TextPlan
+from tenure.kernels.text_attention import TEXT_LAYOUT, TextPlan
 
 LIBRARY = Path(__file__).with_name("_native.so")
 MAX_QUERIES = 64
@@ -56,10 +57,11 @@ class NativeKernels:
         loaded = ctypes.CDLL(str(library))
         try:
             kernels = cls._of(loaded)
+            others = [name for name, numbers in LAYOUTS.items() if not getattr(loaded, name)(*map(_SIZE, numbers))]
         except AttributeError as error:
             raise OSError(f"{library} is of another version: {error}") from error
-        if not loaded.tenure_has_layout(*map(_SIZE, LAYOUT)):
-            raise OSError(f"{library} is of another version")
+        if others:
+            raise OSError(f"{library} is of another version: no {', '.join(others)}")
         return kernels
 
     @classmethod
@@ -230,6 +232,26 @@ class _Plan(ctypes.Structure):
     )
 
 
+TASK_NUMBERS, MERGE_NUMBERS = 7, 3
+"""Of an `attention_task` and an `attention_merge` of the library."""
+
+LAYOUTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {
+        "tenure_has_attention_layout": (
+            MAX_QUERIES,
+            ctypes.sizeof(_Heads),
+            ctypes.sizeof(_Plan),
+            TASK_NUMBERS * ctypes.sizeof(_SIZE),
+            MERGE_NUMBERS * ctypes.sizeof(_SIZE),
+        ),
+        "tenure_has_text_layout": TEXT_LAYOUT,
+        "tenure_has_layer_layout": LAYER_LAYOUT,
+    }
+)
+"""Limits and sizes of structures by the function of the library that must agree with them: what is written to memory in
+one language is read in the other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Heads:
     """Numbers and sizes of heads and blocks, where the library can read them."""
@@ -279,6 +301,7 @@ def plan_attention(
     tasks_K7, merges, num_partials = _tasks(tiles)
     partials = np.empty(num_partials * shape.num_heads * (shape.head_dim + 2), dtype=np.float32)
     tables_SB = np.ascontiguousarray(block_tables_SB)
+    assert (tasks_K7.shape[1], merges.shape[1]) == (TASK_NUMBERS, MERGE_NUMBERS)
     struct = _Plan(
         heads.address,
         tables_SB.ctypes.data,

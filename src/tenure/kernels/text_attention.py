@@ -14,6 +14,8 @@ MAX_QUERIES = 256
 """Of a task; a limit of the library."""
 MAX_HEAD_DIM = 128
 """Another one."""
+TASK_NUMBERS = 4
+"""Of a `text_task` of the library."""
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
@@ -28,6 +30,10 @@ class _TextPlan(ctypes.Structure):
         ("tasks", _POINTER),
         ("num_tasks", _SIZE),
     )
+
+
+TEXT_LAYOUT = (MAX_QUERIES, MAX_HEAD_DIM, ctypes.sizeof(_TextPlan), TASK_NUMBERS * ctypes.sizeof(_SIZE))
+"""What `tenure_has_text_layout` must agree with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,5 +63,6 @@ def plan_texts(lengths_S: IntArray, num_heads: int, head_dim: int) -> TextPlan:
         ),
         axis=1,
     )
+    assert tasks_K4.shape[1] == TASK_NUMBERS
     struct = _TextPlan(num_heads, head_dim, head_dim**-0.5, tasks_K4.ctypes.data, len(tasks_K4))
     return TextPlan(ctypes.addressof(struct), (struct, tasks_K4))

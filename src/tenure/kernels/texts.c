@@ -237,8 +237,18 @@ void tenure_attend_texts(const text_plan *plan, const float *heads, float *out) 
         attend_text(plan, plan->tasks + unit / plan->num_heads, unit % plan->num_heads, heads, out);
 }
 
+/* Whether the caller knows this version's limits, and the sizes of its structures. */
+int64_t tenure_has_text_layout(int64_t max_queries, int64_t max_head_dim, int64_t plan, int64_t task) {
+    return max_queries == MAX_QUERIES && max_head_dim == MAX_HEAD_DIM && plan == sizeof(text_plan) &&
+           task == sizeof(text_task);
+}
+
 #else
 
 void tenure_attend_texts(const void *plan, const float *heads, float *out) { (void)plan, (void)heads, (void)out; }
+
+int64_t tenure_has_text_layout(int64_t max_queries, int64_t max_head_dim, int64_t plan, int64_t task) {
+    return max_queries && max_head_dim && plan && task;
+}
 
 #endif
