@@ -255,7 +255,7 @@ def test_an_answer_that_ends_with_an_open_choice_is_an_error():
     ("refusal", "status", "retry"),
     [
         (Refusal(Outcome.QUEUE_FULL, "queue_full", "full", 2.0), 429, "2"),
-        (Refusal(Outcome.UNAVAILABLE, "engine_unavailable", "drains", 1.0), 503, "1"),
+        (Refusal(Outcome.UNAVAILABLE, "engine_unavailable", "drains"), 503, "1"),
         (Refusal(Outcome.INVALID, "invalid_request", "more items than the limit of 8"), 400, None),
     ],
 )

@@ -209,7 +209,7 @@ def test_words_about_unknown_requests_change_nothing(stray: msgspec.Struct) -> N
             late = msgspec.structs.replace(stray, request=number) if hasattr(stray, "request") else output(number, 2)
             await engine.say_and_be_heard(rig.client, late, late)
             assert rig.client.ready
-            assert rig.client.unmatched_messages == (2 if isinstance(stray, wire.LedgerReply) else 4)
+            assert rig.client.open_requests == 0
             assert stream.tokens == [1]
 
     run(scenario)
@@ -233,7 +233,6 @@ def test_words_that_come_before_the_answer_are_ignored(early: msgspec.Struct) ->
                 else:
                     await engine.say_and_be_heard(rig.client, msgspec.structs.replace(early, request=number))
                 assert not stream.admitted.is_set()
-                assert rig.client.unmatched_messages == 1
                 ended = wire.Ended(request=number, outcome=Outcome.OK)
                 await engine.say(wire.Admitted(request=number), output(number, 2), ended)
             assert stream.tokens == [2]
@@ -253,7 +252,6 @@ def test_a_second_answer_is_ignored() -> None:
                 await engine.say_and_be_heard(rig.client, wire.Admitted(request=number), refused)
                 assert stream.handle is not None
                 assert stream.handle.state is HandleState.ADMITTED
-                assert rig.client.unmatched_messages == 2
                 await engine.say(output(number, 7), wire.Ended(request=number, outcome=Outcome.OK))
             assert stream.tokens == [7]
 

@@ -107,7 +107,7 @@ def test_requests_end_when_a_step_does_not_and_are_void_when_it_does() -> None:
             ended = wire.Ended(request=number, outcome=Outcome.UNAVAILABLE)
             await engine.say(output(number, 3), ended, msgspec.structs.replace(ended, request=late), beat(7, None))
             await rig.client.wait_ready()
-            assert rig.client.unmatched_messages == 3
+            assert rig.client.open_requests == 0
             again = Stream(rig.client)
             async with anyio.create_task_group() as group:
                 group.start_soon(again.run)

@@ -346,7 +346,6 @@ def test_before_the_model_is_loaded_everything_is_refused() -> None:
             for answer in await worker.answers(2):
                 assert isinstance(answer, wire.Refused)
                 assert (answer.outcome, answer.code) == (Outcome.UNAVAILABLE, "engine_unavailable")
-                assert answer.retry_after
             rig.open()
             assert await worker.hear(wire.Ready) == wire.Ready(card=CARD, epoch="epoch")
             await worker.say(submit(1))

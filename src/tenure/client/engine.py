@@ -6,7 +6,7 @@
 State, owned by the task that runs `run`: the connection, the card, the vitals, and `_open`, the handles of all requests
 that the engine may hold something of. When the connection is lost, every handle in it is told so at once. When the
 engine is stuck the connection stays, for the engine can still be asked; its requests are told the same, and are
-cancelled for when it goes on. Messages that fit no open request, or not its state, are counted and otherwise ignored.
+cancelled for when it goes on. Messages that fit no open request, or not its state, are ignored.
 """
 
 import logging
@@ -73,7 +73,6 @@ class EngineClient:
         recall: Callable[[wire.Recall], list[wire.CancelledRequest]] = _nothing_to_recall,
     ) -> None:
         self.vitals = Vitals(step_timeout)
-        self.unmatched_messages = 0
         self._card: wire.ModelCard | None = None
         self._path = path
         self._worker = worker
@@ -286,10 +285,7 @@ class EngineClient:
     def _match(self, number: int, state: HandleState) -> GenerationHandle | None:
         """The open request that a message is about, if it is one that such a message may be about now."""
         handle = self._open.get(number)
-        if handle is not None and handle.state is state:
-            return handle
-        self.unmatched_messages += 1
-        return None
+        return handle if handle is not None and handle.state is state else None
 
     def _close(self, handle: GenerationHandle) -> None:
         del self._open[handle.number]
@@ -369,4 +365,4 @@ def _check_size(submit: wire.Submit, card: wire.ModelCard) -> None:
 def unavailable() -> Refusal:
     """No engine is there to admit a request."""
     message = "the engine is not ready; try again shortly"
-    return Refusal(Outcome.UNAVAILABLE, "engine_unavailable", message, 1.0)
+    return Refusal(Outcome.UNAVAILABLE, "engine_unavailable", message)

@@ -41,18 +41,17 @@ class ModelNotFound(CallerError):
     """No model has this name. `names` are those that there are."""
 
     def __init__(self, name: str, names: Sequence[str]) -> None:
-        super().__init__(f"the model {name!r} does not exist; this server has: {', '.join(names)}")
+        super().__init__(name)
         self.name = name
         self.names = tuple(names)
 
 
 class ModelNotSupported(CallerError):
-    """The model cannot do what the route asks for."""
+    """The model cannot do what the route asks for. `tasks` are those that it can."""
 
-    def __init__(self, name: str, task: str, tasks: Sequence[str]) -> None:
-        super().__init__(f"the model {name!r} does not support {task!r}; it supports: {', '.join(tasks)}")
+    def __init__(self, name: str, tasks: Sequence[str]) -> None:
+        super().__init__(name)
         self.name = name
-        self.task = task
         self.tasks = tuple(tasks)
 
 
@@ -152,7 +151,7 @@ class Fleet:
         for served in candidates:
             if not tasks or set(tasks) & set(served.tasks):
                 return served
-        raise ModelNotSupported(name or candidates[0].name, " or ".join(tasks), candidates[0].tasks)
+        raise ModelNotSupported(name or candidates[0].name, candidates[0].tasks)
 
     async def run(self) -> None:
         """Keep the connections to all engines up until cancelled."""

@@ -130,7 +130,7 @@ class GenerationHandle:
         while self.state is HandleState.ASKED:
             await self._changed.wait()
         if self.state is HandleState.LOST:
-            raise Refusal(Outcome.UNAVAILABLE, "engine_unavailable", "the engine was lost; try again shortly", 1.0)
+            raise Refusal(Outcome.UNAVAILABLE, "engine_unavailable", "the engine was lost; try again shortly")
         if self._refusal is not None:
             raise self._refusal
 

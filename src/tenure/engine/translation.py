@@ -3,11 +3,7 @@
 from tenure.core.admission import Refusal
 from tenure.core.report import Output
 from tenure.core.request import Request
-from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
-
-_RETRY_AFTER = 1.0
-"""Seconds, for an engine that is loading: nobody knows when it will be ready."""
 
 
 def request(number: int, submit: wire.Submit, now: float) -> Request:
@@ -36,7 +32,7 @@ def refused(number: int, refusal: Refusal) -> wire.Refused:
         outcome=refusal.outcome,
         code=refusal.code,
         message=refusal.message,
-        retry_after=_RETRY_AFTER if refusal.outcome is Outcome.UNAVAILABLE else refusal.retry_after,
+        retry_after=refusal.retry_after,
     )
 
 
