@@ -1,1 +1,1 @@
-"""What the processes of one server share: life lines, reports, counters, logs."""
+"""What the processes of one server share: life lines, reports, counters, logs, turns, descriptors, ended requests."""

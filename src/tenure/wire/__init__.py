@@ -1,1 +1,1 @@
-"""Messages and framing between API processes and engines."""
+"""Between API processes and engines: messages, framing, outboxes, sockets, and what signs of life mean."""
