@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tenure.api.text_model import score_prompt_of
 from tenure.config import EngineConfig, ModelChoice
 from tenure.core.budget import StepBudget
 from tenure.core.request import Request
@@ -18,7 +19,6 @@ from tenure.sampling import SamplingParams
 from tenure.source import ResolvedSource, SourceKind
 from tenure.text.chat_template import ChatTemplate
 from tenure.text.judge_prompt import judge_prompt
-from tenure.text.score_template import template_prompt
 from tenure.text.tokenizer import load_tokenizer
 from tests.models.tiny import COMMON
 
@@ -145,9 +145,13 @@ def test_a_reranker_with_a_template_and_an_instruction_of_its_own(tmp_path: Path
     theirs.save(str(tmp_path / "saved"))
     source = ResolvedSource(SourceKind.FOLDER, tmp_path / "saved", "m")
     profile, tokenizer = read_profile(source), load_tokenizer(source)
-    assert (dict(profile.prompts), profile.default_prompt) == (prompts, "web")
-    write = template_prompt(ChatTemplate.of(tokenizer))
+    assert (dict(profile.prompts), profile.default_prompt, profile.saved_as_judge) == (prompts, "web", True)
+    template = ChatTemplate.of(tokenizer)
+    write = score_prompt_of(profile, template)
     assert write is not None
+    assert score_prompt_of(read_profile(ResolvedSource(SourceKind.FOLDER, tmp_path / "base", "m")), template) is None
+    asked = read_profile(ResolvedSource(SourceKind.FOLDER, tmp_path / "base", "m"), "score")
+    assert score_prompt_of(asked, template) is judge_prompt, "it was not saved as a reranker"
     engine, query = make_engine(tmp_path / "saved"), "Who holds it?"
     for instruction, theirs_of_it in (("Search the web", None), ("Find duplicates", "Find duplicates")):
         written = [write(query, document, instruction) for document in TEXTS]

@@ -23,7 +23,7 @@ class Chunks:
 
 
 def chunked(inputs: Sequence[Framed], window: int, param: str) -> Chunks:
-    """Split what is longer than `window` tokens; the rest stays whole. Raises a 400 when nothing of a text would fit."""
+    """Split what is longer than `window` tokens; the rest stays whole. Raises a 400 when a chunk has no room for it."""
     prompts: list[list[int]] = []
     weights: list[list[int]] = []
     for entry in inputs:

@@ -28,20 +28,18 @@ from tenure.api.guard import Guard
 from tenure.api.http_protocol import http_protocol
 from tenure.api.journal import ENGINE_CANCEL_SECONDS, Tally
 from tenure.api.reporting import Reporter
-from tenure.api.text_model import ScorePrompt, TextModel, load_text_model
+from tenure.api.text_model import TextModel, load_text_model, score_prompt_of
 from tenure.client import EngineClient, Fleet, Served
 from tenure.config import ApiConfig, HttpLimits, ReportConfig, TlsConfig, read_config
 from tenure.errors import TenureError
 from tenure.models.config import read_sampling_defaults
-from tenure.models.profile import ModelProfile, read_profile
+from tenure.models.profile import read_profile
 from tenure.process.counters import CounterSchema, SharedCounters
 from tenure.process.descriptors import allow_descriptors
 from tenure.process.lifeline import die_with_parent, end_of_file
 from tenure.process.logs import configure_logging
 from tenure.process.reports import HEARTBEAT_INTERVAL, Alive, Failed, Serving, offer_report, write_report
 from tenure.process.turns import take_short_turns
-from tenure.text.judge_prompt import judge_prompt
-from tenure.text.score_template import template_prompt
 from tenure.wire.messages import CancelledRequest, Recall
 
 logger = logging.getLogger("tenure.api")
@@ -130,15 +128,8 @@ def _text_models(config: ApiConfig) -> dict[str, TextModel]:
         defaults = read_sampling_defaults(model.source) if config.generation_config == "auto" else {}
         name, profile = model.served_names[0], read_profile(model.source, model.task)
         text = load_text_model(name, model.source, defaults, config.created)
-        texts[name] = replace(text, profile=profile, score_prompt=_score_prompt(text, profile))
+        texts[name] = replace(text, profile=profile, score_prompt=score_prompt_of(profile, text.template))
     return texts
-
-
-def _score_prompt(text: TextModel, profile: ModelProfile) -> ScorePrompt | None:
-    if profile.answer_tokens is None:
-        return None
-    own = None if text.template is None else template_prompt(text.template)
-    return own or judge_prompt
 
 
 def _fleet(

@@ -79,6 +79,8 @@ class ModelProfile:
     """Of its classes, by number."""
     answer_tokens: tuple[str, str] | None = None
     """A decoder that answers whether a document fits a query: its words for no and yes."""
+    saved_as_judge: bool = False
+    """By its files it answers nothing else, so that its chat template is made for a query and a document."""
 
     @property
     def generates(self) -> bool:
@@ -135,7 +137,7 @@ def _decoder(source: ResolvedSource, raw: Raw) -> ModelProfile:
     if words is not None:
         if not (isinstance(words, list) and len(words) == 2 and all(isinstance(word, str) for word in words)):
             raise CallerError(f"{source.path}: a score from the tokens {words!r} is not served (of no and yes, it is)")
-        return _judge(source, *words)
+        return replace(_judge(source, *words), saved_as_judge=answers is not None)
     if isinstance(architectures, list) and any("ForSequenceClassification" in str(name) for name in architectures):
         return _decoder_classifier(source.path, raw)
     modules = read_modules(source.path)
