@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import httpx
 import psutil
@@ -225,6 +227,20 @@ def test_three_deaths_end_the_server(start: Start, script: str) -> None:
     assert server.wait(60) == 1
     assert len(server.log_lines("the engine of script died (signal SIGKILL)", "it is started again")) == 2
     assert server.log_lines("tenure: the engine of script died (signal SIGKILL); the server ends")
+
+
+def test_an_engine_that_cannot_be_started_again_ends_the_server_in_order(start: Start, script: str) -> None:
+    """Its death and two failed starts are as good as three deaths, and the reason is the server's last word."""
+    server = start(script)
+    directory = Path(server.engine_socket("script")).parent
+    supervisor = psutil.Process(server.pid)
+    supervisor.rlimit(psutil.RLIMIT_NOFILE, (5, supervisor.rlimit(psutil.RLIMIT_NOFILE)[1]))
+    os.kill(server.engine_pid, signal.SIGKILL)
+    assert server.wait(60) == 1
+    failed = "the engine of script could not be started: Too many open files"
+    assert len(server.log_lines(failed, "it is started again")) == 1
+    assert server.log_lines(f"tenure: {failed}; the server ends")
+    shutil.rmtree(directory, ignore_errors=True)  # the server could not open it any more
 
 
 def test_a_long_step_is_no_death(start: Start) -> None:

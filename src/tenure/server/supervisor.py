@@ -89,7 +89,8 @@ class Supervisor:
         self._address = address_of(listener, "http" if self._config.api.tls is None else "https")
         schema = CounterSchema(workers=self._config.api.workers, models=self._config.api.model_names)
         counters = stack.enter_context(closing(SharedCounters.create(schema)))
-        directory = stack.enter_context(TemporaryDirectory(prefix="tenure-"))
+        # Where it cannot be removed, for want of a descriptor, the reason why the server ends is still its last word.
+        directory = stack.enter_context(TemporaryDirectory(prefix="tenure-", ignore_cleanup_errors=True))
         signals = stack.enter_context(anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         engines, sockets = self._engines(stack, directory)
         workers = self._workers(listener, counters, sockets)
