@@ -207,17 +207,51 @@ def test_late_interaction_by_architecture(architecture: str, tmp_path: Path) -> 
     assert (profile.embedding_size, profile.normalize) == (16, True)
 
 
+PYLATE: dict[str, Any] = {
+    "model_type": "ColBERT",
+    "query_prefix": "[Q] ",
+    "document_prefix": "[D] ",
+    "do_query_expansion": False,
+    "skiplist_words": [],
+    "prompts": {},
+}
+
+
 def test_late_interaction_as_pylate_writes_it(tmp_path: Path) -> None:
     straight = "torch.nn.modules.linear.Identity"
     files = {
         "modules.json": [TRANSFORMER, {"type": "pylate.models.Dense.Dense", "path": "1_Dense"}],
         "1_Dense/config.json": {"in_features": 32, "out_features": 24, "bias": False, "activation_function": straight},
-        "config_sentence_transformers.json": {"query_prefix": "[Q] ", "document_prefix": "[D] ", "prompts": {}},
+        "config_sentence_transformers.json": PYLATE,
     }
     profile = profile_of(tmp_path, BERT, files)
     assert (profile.tasks, profile.scoring) == (("token_embed", "score"), Scoring.LATE_INTERACTION)
     assert (profile.embedding_size, profile.normalize) == (24, True)
     assert profile.prompts == {"query": "[Q] ", "document": "[D] "}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"do_query_expansion": None}, "do_query_expansion"),
+        ({"do_query_expansion": True}, "do_query_expansion"),
+        ({"query_expansion": {"strategy": "min", "length": 32}}, "query_expansion"),
+        ({"skiplist_words": None}, "skiplist_words"),
+        ({"skiplist_words": ["!"]}, "skiplist_words"),
+        ({"query_length": 32, "document_length": 180}, "query_length of 32 beside a document_length of 180"),
+    ],
+)
+def test_late_interaction_that_is_not_served(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match=message) as caught:
+        profile_of(tmp_path, BERT, {"config_sentence_transformers.json": PYLATE | change})
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_settings_of_sentence_transformers_win_over_those_of_pylate(tmp_path: Path) -> None:
+    own = {"query_expansion": None, "query_length": 64, "document_length": 64}
+    theirs = PYLATE | {"do_query_expansion": True, "query_length": 32, "document_length": 180}
+    files = {"sentence_bert_config.json": own, "config_sentence_transformers.json": theirs}
+    assert profile_of(tmp_path, BERT, files).max_length == 64
 
 
 def test_an_operator_may_say_what_a_model_is_for(tmp_path: Path) -> None:
@@ -302,10 +336,11 @@ def test_files_that_are_no_json_object(name: str, text: str, tmp_path: Path) -> 
         read_profile(write(tmp_path, {"config.json": BERT} | {f"{name}.json": text}))
 
 
+@pytest.mark.parametrize("key", ["max_seq_length", "query_length", "document_length"])
 @pytest.mark.parametrize("length", [0, -1, "many", 1.5, True])
-def test_lengths_that_make_no_sense(length: Any, tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match=r"sentence_bert_config\.json"):
-        profile_of(tmp_path, BERT, {"sentence_bert_config.json": {"max_seq_length": length}})
+def test_lengths_that_make_no_sense(key: str, length: Any, tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match=rf"sentence_bert_config\.json: a {key}"):
+        profile_of(tmp_path, BERT, {"sentence_bert_config.json": {key: length}})
 
 
 def test_a_profile_is_read_without_torch() -> None:

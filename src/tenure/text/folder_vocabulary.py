@@ -1,15 +1,15 @@
 """Read a tokenizer from a Hugging Face folder.
 
 `tokenizer.json` is the tokenizer; `tokenizer_config.json` names its special tokens and may hold the chat template
-(`chat_template.jinja` wins over it). End tokens are the tokenizer's own and all of `generation_config.json`, or of
-`config.json` where that file names none.
+(`chat_template.jinja` wins over it); `sentence_bert_config.json` may ask for lower case. End tokens are the tokenizer's
+own and all of `generation_config.json`, or of `config.json` where that file names none.
 """
 
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from tokenizers import AddedToken
+from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Backend
 
 from tenure.errors import ResourceError
@@ -46,6 +46,10 @@ class _TokenizerConfig(msgspec.Struct):
     truncation_side: Literal["left", "right"] = "right"
 
 
+class _SentenceConfig(msgspec.Struct):
+    do_lower_case: bool | None = None
+
+
 class _EndTokens(msgspec.Struct):
     """The fields of interest of `generation_config.json` and `config.json`."""
 
@@ -69,6 +73,8 @@ def read_folder(folder: Path) -> Vocabulary:
         raise ResourceError(f"{path}: {error}") from error
     backend.no_truncation()
     backend.no_padding()
+    if _read(folder / "sentence_bert_config.json", _SentenceConfig).do_lower_case:
+        _lower_case(backend)
     _add_missing(folder, backend, config)
     added = backend.get_added_tokens_decoder()
     bos_token_id, own_end = _id_of(backend, config.bos_token), _id_of(backend, config.eos_token)
@@ -99,6 +105,16 @@ def _read(path: Path, shape: type[_File]) -> _File:
         return shape()
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ResourceError(f"{path}: {error}") from error
+
+
+def _lower_case(backend: Backend) -> None:
+    """First of all, as sentence-transformers does it, unless that is a step already."""
+    steps = backend.normalizer
+    own: list[Any] = [] if steps is None else [steps]
+    if isinstance(steps, normalizers.Sequence):
+        own = [steps[place] for place in range(len(steps))]
+    if not any(isinstance(step, normalizers.Lowercase) for step in own):
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
 
 
 def _add_missing(folder: Path, backend: Backend, config: _TokenizerConfig) -> None:
