@@ -8,7 +8,8 @@ import pytest
 from tenure.api.text_model import GenerationDefaults
 from tenure.config import ApiSettings
 from tenure.sampling import RepetitionDetection
-from tests.api.generation_rig import END, Rig, assert_refused
+from tenure.wire.messages import ItemOutput, Submit
+from tests.api.generation_rig import END, LENGTH, Rig, assert_refused, output
 
 INT64 = 2**63 - 1
 TOO_MANY_BIASES = {f"{token:0{digits}}": 1 for token in range(200) for digits in (4, 5)}
@@ -520,3 +521,37 @@ def test_more_prompt_logprobs_than_an_answer_may_hold_are_refused() -> None:
     reply = rig.complete(prompt="x" * 50_000, max_tokens=1, prompt_logprobs=-1)
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "prompt_logprobs"
+
+
+def silent(submit: Submit) -> list[list[ItemOutput]]:
+    """Every item ends at once, without a word about its prompt."""
+    return [[output(index, "", LENGTH) for index in range(len(submit.prompts) * submit.n)]]
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+@pytest.mark.parametrize(
+    ("lengths", "fields"),
+    [
+        ([200_000], {"prompt_logprobs": 19}),
+        ([150_000, 50_000], {"prompt_logprobs": 19}),
+        ([1500, 500], {"prompt_logprobs": 19, "n": 100}),
+        ([8000], {"logprobs": 4, "echo": True, "n": 100}),
+    ],
+)
+def test_the_prompt_logprobs_of_all_prompts_and_choices_are_at_most_four_million(
+    lengths: list[int], fields: dict[str, object], extra: int
+) -> None:
+    """To the token: an answer has those of each prompt once for each of its choices."""
+    rig = Rig(silent, max_model_len=300_000, num_blocks=20_000)
+    reply = rig.complete(["x" * (length + extra) for length in lengths], max_tokens=1, **fields)
+    assert reply.status_code == (400 if extra else 200)
+    if extra:
+        assert assert_refused(rig, reply)["param"] == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_the_prompt_logprobs_of_a_conversation_count_for_each_choice(extra: int) -> None:
+    rig = Rig(silent, max_model_len=300_000, num_blocks=20_000)
+    around = len("user:;>")
+    reply = rig.chat("x" * (2000 - around + extra), max_tokens=1, prompt_logprobs=19, n=100)
+    assert reply.status_code == (400 if extra else 200)

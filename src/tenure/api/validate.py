@@ -34,7 +34,7 @@ from tenure.text.stream import TextOptions
 
 DEFAULT_COMPLETION_TOKENS = 16
 _MAX_PROMPT_LOGPROBS = 4_000_000
-"""Of one answer: numbers for all tokens of its longest prompt."""
+"""Of one answer: each choice has those of its prompt, and an engine computes and sends them for each."""
 
 
 def chat_job(
@@ -109,10 +109,13 @@ class _Draft:
     cache_salt: str
 
     def check_prompt_logprobs(self, prompts: Sequence[Sequence[int]], wanted: int | None) -> None:
-        """Bound what one answer may hold, since a prompt's logprobs come in one piece."""
+        """Bound what one answer may hold, since the logprobs of prompts come in one piece."""
         each = self.window.vocabulary_size if wanted == -1 else (wanted or 0) + 1
-        if wanted is not None and max(map(len, prompts)) * each > _MAX_PROMPT_LOGPROBS:
-            message = f"The logprobs of a prompt are at most {_MAX_PROMPT_LOGPROBS} in all: ask for fewer alternatives."
+        if wanted is not None and sum(map(len, prompts)) * self.n * each > _MAX_PROMPT_LOGPROBS:
+            message = (
+                f"An answer holds at most {_MAX_PROMPT_LOGPROBS} logprobs of prompts, over all prompts and choices: "
+                "ask for fewer alternatives, choices or prompts."
+            )
             raise invalid_request(message, "prompt_logprobs")
 
     def prompt_tokens(self, prompts: Sequence[TextOrIds], param: str, *, add_special_tokens: bool) -> list[list[int]]:
