@@ -14,8 +14,9 @@ from benchmarks.storm.books import FAULTS_KEPT, Books, Sight
 from benchmarks.storm.crew import Crew, Usage
 from benchmarks.storm.questions import EMBEDDERS, GENERATORS
 from benchmarks.storm.watch import Watch
-from tenure.cli.check import Ledger, ledger_faults
+from tenure.cli.check import ledger_faults
 from tenure.outcomes import Outcome
+from tenure.wire.messages import ServerLedger
 
 REST_WITHIN = 30.0
 """Seconds in which all is to be over after the storm; `--request-timeout` of the storm is shorter."""
@@ -88,7 +89,7 @@ class Before:
     expected: Sequence[Outcome]
 
 
-async def wait_at_rest(watch: Watch) -> Ledger:
+async def wait_at_rest(watch: Watch) -> ServerLedger:
     """The first ledger without anything open or held, or else the last one in time."""
     until = anyio.current_time() + REST_WITHIN
     while True:
@@ -98,18 +99,18 @@ async def wait_at_rest(watch: Watch) -> Ledger:
         await anyio.sleep(0.1)
 
 
-def _holds_nothing(ledger: Ledger) -> Check:
+def _holds_nothing(ledger: ServerLedger) -> Check:
     wrong = [*([f"{ledger.http.open} requests are open"] if ledger.http.open else []), *ledger_faults(ledger)]
     return Check(f"nothing is open or held, and all blocks are free or cached, within {REST_WITHIN:g} s", wrong)
 
 
-def _adds_up(ledger: Ledger) -> Check:
+def _adds_up(ledger: ServerLedger) -> Check:
     arrivals, outcomes = ledger.http.arrivals, sum(ledger.http.outcomes.values())
     wrong = [] if arrivals == outcomes else [f"{arrivals} arrivals, {outcomes} outcomes"]
     return Check("arrivals are the sum of outcomes", wrong)
 
 
-def _agrees(ledger: Ledger, books: Books) -> Check:
+def _agrees(ledger: ServerLedger, books: Books) -> Check:
     """The counters with the log, and both with the clients."""
     outcomes = ledger.http.outcomes
     wrong = books.unsettled(outcomes.get(Outcome.WORKER_LOST, 0))[:FAULTS_KEPT]
@@ -134,7 +135,7 @@ async def _rests(watch: Watch) -> Check:
     return Check(f"the counters of tokens and steps stand still for {_STILL_FOR:g} s", wrong)
 
 
-async def _metrics_agree(watch: Watch, ledger: Ledger) -> Check:
+async def _metrics_agree(watch: Watch, ledger: ServerLedger) -> Check:
     sums = await watch.check_metrics()
     wrong = [
         f"{name} is {sums[name]:g}"
@@ -186,7 +187,7 @@ async def _no_leak(watch: Watch, crew: Crew, before: Usage, margin: int) -> Chec
     )
 
 
-def _was_stormy(ledger: Ledger, expected: Sequence[Outcome]) -> Check:
+def _was_stormy(ledger: ServerLedger, expected: Sequence[Outcome]) -> Check:
     missing = [f"no request ended as {outcome}" for outcome in expected if not ledger.http.outcomes.get(outcome)]
     return Check("the storm brought about all that it was to", missing)
 

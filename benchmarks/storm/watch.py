@@ -15,7 +15,8 @@ import msgspec
 from benchmarks.storm.books import Books
 from benchmarks.storm.connection import Cut, connect, get
 from benchmarks.storm.crew import Crew, LogLine, Usage
-from tenure.cli.check import Ledger, ledger_faults
+from tenure.cli.check import ledger_faults
+from tenure.wire.messages import ServerLedger
 
 LOOK_EVERY = 0.5
 _METRICS_EVERY = 10
@@ -35,7 +36,7 @@ class Tokens:
 
     by_epoch: dict[tuple[str, int, str], tuple[int, int]] = field(default_factory=dict)
 
-    def note(self, ledger: Ledger) -> None:
+    def note(self, ledger: ServerLedger) -> None:
         for engine in ledger.engines:
             if engine.answering:
                 counts = engine.tokens
@@ -69,7 +70,7 @@ class Watch:
         self.peaks = Peaks()
         self.samples: list[tuple[float, Usage]] = []
         self.tokens = Tokens()
-        self.ledger: Ledger | None = None
+        self.ledger: ServerLedger | None = None
         """The last one."""
         self._crew = crew
         self._books = books
@@ -109,7 +110,7 @@ class Watch:
         self.read_log()
         return wrong
 
-    def _judge(self, ledger: Ledger) -> list[str]:
+    def _judge(self, ledger: ServerLedger) -> list[str]:
         self.ledger = ledger
         self.tokens.note(ledger)
         if not ledger.conserved:
@@ -120,9 +121,9 @@ class Watch:
             self._books.fault(f"arrivals are not outcomes and open requests: {ledger.http}")
         return list(ledger_faults(ledger))
 
-    async def timed_ledger(self) -> Ledger:
+    async def timed_ledger(self) -> ServerLedger:
         began = anyio.current_time()
-        ledger = await self.page("/ledger", Ledger)
+        ledger = await self.page("/ledger", ServerLedger)
         self.peaks.slowest_page = max(self.peaks.slowest_page, anyio.current_time() - began)
         return ledger
 

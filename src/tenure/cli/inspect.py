@@ -5,11 +5,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tenure.cli.check import Ledger
 from tenure.cli.http import decode, fetch
 from tenure.errors import ResourceError
 from tenure.source import ALIASES, installed_aliases
-from tenure.wire.messages import EngineLedger
+from tenure.wire.messages import EngineLedger, ServerLedger
 
 
 class _Model(msgspec.Struct):
@@ -45,7 +44,7 @@ def print_models(url: str, api_key: str) -> int:
 def print_ledger(url: str, api_key: str, *, as_json: bool) -> int:
     """Print the ledger; returns 0 if it is conserved, else 1."""
     content = fetch(url, api_key, "/ledger")
-    ledger = decode(url, content, Ledger)
+    ledger = decode(url, content, ServerLedger)
     console = Console()
     if as_json:
         console.print_json(content.decode())
@@ -54,7 +53,7 @@ def print_ledger(url: str, api_key: str, *, as_json: bool) -> int:
     return 0 if ledger.conserved else 1
 
 
-def _print_tables(console: Console, ledger: Ledger) -> None:
+def _print_tables(console: Console, ledger: ServerLedger) -> None:
     verdict = "[green]conserved[/green]" if ledger.conserved else "[red]NOT conserved[/red]"
     console.print(f"{verdict}, up for {ledger.uptime_s:.0f} s")
     outcomes = ", ".join(f"{count} {name}" for name, count in ledger.http.outcomes.items()) or "none ended"

@@ -140,7 +140,7 @@ class Ready(Message, frozen=True):
 
 
 class Unready(Message, frozen=True):
-    """The engine is up but admits nothing, because it loads or drains."""
+    """The engine is up but admits nothing, because it loads, or speaks another version of the protocol."""
 
     reason: str
 
@@ -157,6 +157,7 @@ class Refused(Message, frozen=True):
     code: str
     message: str
     retry_after: float | None = None
+    """Seconds; None where nobody knows, or waiting would not help."""
 
 
 class ItemOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -239,7 +240,7 @@ class ItemCounts(msgspec.Struct, frozen=True, gc=False):
 
 
 class HolderRow(msgspec.Struct, frozen=True, gc=False):
-    """One lease, as `/ledger` shows it."""
+    """An item that has not ended, as `/ledger` shows it; one that waits has no blocks."""
 
     holder: str
     request: str
@@ -304,6 +305,27 @@ class EngineLedger(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     unmatched_messages: int = 0
     figures: EngineFigures = EngineFigures()
+
+
+class HttpLedger(msgspec.Struct, frozen=True):
+    """Requests on work routes: `open` is `arrivals` less the sum of `outcomes`."""
+
+    open: int
+    arrivals: int
+    outcomes: dict[str, int]
+
+
+class ServerLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """What `GET /ledger` answers: who holds what.
+
+    `conserved`: in every engine that answers, what is free, held and lost adds up to the total.
+    """
+
+    conserved: bool
+    epoch: str
+    uptime_s: float
+    http: HttpLedger
+    engines: list[EngineLedger]
 
 
 class CancelledRequest(msgspec.Struct, frozen=True, gc=False):
