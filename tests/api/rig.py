@@ -297,7 +297,7 @@ async def serving(
         ws="none",
         log_config=None,
         access_log=False,
-        lifespan="on",
+        lifespan="off",
         **(tls or {}),
     )
     server = _Server(config)
