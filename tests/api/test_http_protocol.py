@@ -1,9 +1,18 @@
 """Bytes that are not a proper request: answered in JSON, in bounded time, and the server goes on."""
 
+from typing import Any
+
 import pytest
 
 from tenure.config import HttpLimits
 from tests.api.rig import RawClient, Reply, post, run, serving
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> tuple[int, str, str]:
+    """Status, outcome and code of the one work request that was logged."""
+    [record] = [record for record in caplog.records if record.name == "tenure.access"]
+    fields: dict[str, Any] = record.__dict__["fields"]
+    return fields["status"], fields["outcome"], fields["code"]
 
 
 def exchange(data: bytes, limits: HttpLimits | None = None) -> Reply:
@@ -105,7 +114,7 @@ def test_the_header_time_does_not_run_while_a_request_is_served() -> None:
     run(scenario)
 
 
-def test_a_malformed_chunk_is_the_callers_fault() -> None:
+def test_a_malformed_chunk_is_the_callers_fault(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with serving() as rig, rig.client() as client:
             client.send(post("/hello", b"", content_length="-", transfer_encoding="chunked"))
@@ -117,6 +126,7 @@ def test_a_malformed_chunk_is_the_callers_fault() -> None:
             await rig.idle(invalid=1)
 
     run(scenario)
+    assert logged(caplog) == (400, "invalid", "invalid_request")
 
 
 def test_garbage_after_a_request_is_refused_in_its_turn() -> None:
@@ -177,7 +187,7 @@ def test_answers_that_nobody_reads_are_given_up() -> None:
     run(scenario)
 
 
-def test_a_body_in_crumbs_is_refused() -> None:
+def test_a_body_in_crumbs_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with serving() as rig, rig.client() as client:
             client.send(post("/hello", b"", content_length="-", transfer_encoding="chunked"))
@@ -186,6 +196,7 @@ def test_a_body_in_crumbs_is_refused() -> None:
             await rig.idle(invalid=1)
 
     run(scenario)
+    assert logged(caplog) == (400, "invalid", "invalid_request")
 
 
 def test_a_body_in_a_thousand_small_chunks_is_served() -> None:

@@ -255,7 +255,7 @@ class Guard:
 
     def _note_gone(self, visit: Visit, connection: Connection | None) -> None:
         if connection is not None and connection.refusal is not None:
-            visit.fail(connection.refusal)
+            visit.note_refusal(connection.refusal)
         visit.leave(time.monotonic())
 
 

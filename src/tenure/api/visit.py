@@ -68,6 +68,11 @@ class Visit:
             self.error = error
         return self.error or error
 
+    def note_refusal(self, error: ApiError) -> None:
+        """Record that the protocol has refused the request, and answered it past the outlet."""
+        if not self.decided:
+            self.error, self.status = error, error.status
+
     def check(self) -> None:
         """Raise what the request failed of, if it has: nobody may tell its client otherwise any more.
 
