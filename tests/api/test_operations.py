@@ -3,6 +3,7 @@
 import json
 import re
 
+import anyio
 import msgspec
 import pytest
 
@@ -10,6 +11,7 @@ from tenure.api.app import route_table
 from tenure.client import Fleet, Served
 from tenure.wire import messages as wire
 from tests.api.generation_rig import FakeEngine, Rig
+from tests.api.test_route_walk import ALL, EXAMPLES
 
 LEDGER = wire.EngineLedger(
     model="tiny",
@@ -203,7 +205,46 @@ def test_every_route_is_described(rig):
         for operation in operations.values():
             assert {"200", "405", "500"} <= set(operation["responses"])
             assert "429" in operation["responses"]
-            assert ({"409", "504"} <= set(operation["responses"])) == route.work
+            assert ("409" in operation["responses"]) == route.work
+            assert ("504" in operation["responses"]) == route.body
+
+
+class SilentEngine(FakeEngine):
+    """Does not answer, and nobody starts it again."""
+
+    def __init__(self):
+        super().__init__()
+        self.card = None
+        self.vitals.fall_silent()
+
+    async def cancel_by_name(self, *names, **more):
+        return None
+
+
+def test_the_document_tells_which_routes_need_an_engine():
+    rig = Rig(engine=SilentEngine(), profile=ALL)
+    paths = rig.request("GET", "/openapi.json").json()["paths"]
+    examples = {**EXAMPLES, "/v1/requests/cancel": {"ids": ["some"]}}
+    for route in route_table().routes:
+        path = re.sub(r"\{(\w+)(:path)?\}", "tiny", route.path)
+        for method in route.methods:
+            reply = rig.request(method, path, json=examples.get(route.path))
+            described = paths[route.path.replace(":path", "")][method.lower()]["responses"]
+            assert (reply.status_code == 503) == ("503" in described), (method, path)
+
+
+async def endless():
+    """A body that is never complete."""
+    yield b"{"
+    await anyio.sleep_forever()
+
+
+def test_every_body_may_take_longer_than_its_request_has(rig):
+    headers = {"content-type": "application/json", "x-request-timeout": "0.01"}
+    for route in route_table().routes:
+        if route.body:
+            reply = rig.request("POST", route.path, content=endless(), headers=headers)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded"), route.path
 
 
 def test_every_reference_in_the_document_leads_somewhere(rig):

@@ -70,8 +70,8 @@ _EMBED_V1 = Description("Embed texts, as Cohere's first API does.", EmbedRequest
 _TOKENIZE = Description("Token ids of a text or a conversation.", TokenizeRequest, TokenizeReply, unready=True)
 _DETOKENIZE = Description("The text of token ids.", DetokenizeRequest, DetokenizeReply, unready=True)
 _ONE_MODEL = Description("Show one model.", response=operations.ModelEntry)
-_CANCEL = Description("End a request by its id.", response=CancelledReply)
-_CANCEL_MANY = Description("End requests by ids or labels.", CancelRequests, CancelledReplies)
+_CANCEL = Description("End a request by its id.", response=CancelledReply, unready=True)
+_CANCEL_MANY = Description("End requests by ids or labels.", CancelRequests, CancelledReplies, unready=True)
 
 _WORK = (
     _work("/v1/chat/completions", chat_completions, "chatcmpl-", _CHAT),
@@ -96,9 +96,9 @@ _TOOLS = (
 _OPERATIONS = (
     _get("/v1/models", operations.list_models, Description("List the models.", response=operations.ModelList)),
     _get("/v1/models/{model:path}", operations.show_model, _ONE_MODEL),
-    _open("/health", operations.health, Description("Liveness: the server runs.")),
+    _open("/health", operations.health, Description("Liveness: no engine is beyond help.", unready=True)),
     _open("/ready", operations.ready, Description("Readiness: every engine admits requests.", unready=True)),
-    _open("/ping", operations.health, Description("The same as /health."), ("GET", "POST")),
+    _open("/ping", operations.health, Description("The same as /health.", unready=True), ("GET", "POST")),
     _open("/version", operations.version, Description("The server's version.", response=operations.VersionReply)),
     _get("/load", operations.load, Description("How many work requests are open.", response=operations.LoadReply)),
     _get("/ledger", operations.ledger, Description("Who holds what.", response=operations.LedgerReply)),

@@ -121,7 +121,7 @@ def _failures(route: Route, about: Description, references: Mapping[type, Any]) 
     if route.open_without_key:
         statuses.discard(401)
     if route.body:
-        statuses |= {413, 415}
+        statuses |= {413, 415, 504}
     if about.unready:
         statuses.add(503)
     failures: dict[str, Any] = {}

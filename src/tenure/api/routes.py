@@ -24,7 +24,7 @@ class Description:
     """The event of a streamed answer."""
     media_type: str = "application/json"
     unready: bool = False
-    """May answer 503 though it is no work route."""
+    """May answer 503 though it is no work route: it needs an engine, or tells of engines."""
 
 
 @dataclass(frozen=True, slots=True)
