@@ -8,6 +8,12 @@ from tenure.config import HttpLimits
 from tests.api.rig import RawClient, Reply, post, run, serving
 
 
+def told_in_every_way(reply: Reply) -> bool:
+    """Whether clients of any route find why: also those of rerank, which read `detail` or `message`."""
+    body = reply.json()
+    return bool(body["error"]["message"] == body["detail"] == body["message"])
+
+
 def logged(caplog: pytest.LogCaptureFixture) -> tuple[int, str, str]:
     """Status, outcome and code of the one work request that was logged."""
     [record] = [record for record in caplog.records if record.name == "tenure.access"]
@@ -50,6 +56,7 @@ def exchange(data: bytes, limits: HttpLimits | None = None) -> Reply:
 )
 def test_malformed_requests_get_the_envelope(data: bytes) -> None:
     reply = exchange(data)
+    assert told_in_every_way(reply)
     assert (reply.status, reply.code) == (400, "invalid_request")
     assert reply.headers["content-type"] == "application/json"
     assert reply.headers["connection"] == "close"
@@ -60,6 +67,7 @@ def test_headers_over_the_size_limit(end: bytes) -> None:
     reply = exchange(b"GET /health HTTP/1.1\r\nhost: x\r\nx-big: " + b"a" * 100_000 + end)
     assert (reply.status, reply.code) == (431, "headers_too_large")
     assert "65536" in reply.json()["error"]["message"]
+    assert told_in_every_way(reply)
 
 
 def test_a_target_over_the_size_limit() -> None:
@@ -75,6 +83,7 @@ def test_too_many_headers() -> None:
 def test_a_header_that_never_ends_is_a_timeout() -> None:
     reply = exchange(b"GET /health HTTP/1.1\r\nhost:", HttpLimits(header_timeout=0.1))
     assert (reply.status, reply.code) == (408, "request_timeout")
+    assert told_in_every_way(reply)
 
 
 def test_a_header_that_never_ends_on_a_reused_connection() -> None:
@@ -122,6 +131,7 @@ def test_a_malformed_chunk_is_the_callers_fault(caplog: pytest.LogCaptureFixture
             client.send(b"zz\r\n")
             reply = await client.reply()
             assert (reply.status, reply.code) == (400, "invalid_request")
+            assert told_in_every_way(reply)
             assert await client.rest() == b""
             await rig.idle(invalid=1)
 

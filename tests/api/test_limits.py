@@ -132,7 +132,9 @@ def test_connections_beyond_the_limit_are_told_so() -> None:
                     third.send(post("/hello"))
                     reply = await third.reply()
                     assert (reply.status, reply.code, reply.headers["retry-after"]) == (429, "queue_full", "1")
-                    assert "limit of 2 open connections" in reply.json()["error"]["message"]
+                    body = reply.json()
+                    assert "limit of 2 open connections" in body["error"]["message"]
+                    assert body["detail"] == body["message"] == body["error"]["message"]
                     assert await third.rest() == b""
                 first.send(post("/hello"))
                 assert (await first.reply()).status == 200

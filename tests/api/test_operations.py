@@ -284,6 +284,7 @@ def test_the_docs_page_needs_nothing_from_elsewhere(rig):
 def test_unknown_paths_and_methods_have_the_envelope(rig):
     reply = rig.request("GET", "/v1/nothing")
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "route_not_found")
+    assert reply.json()["detail"] == reply.json()["message"] == reply.json()["error"]["message"]
     reply = rig.request("GET", "/v1/completions")
     assert (reply.status_code, reply.json()["error"]["code"]) == (405, "method_not_allowed")
     assert rig.counts.arrivals in (0, 1)

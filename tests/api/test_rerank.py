@@ -1,10 +1,11 @@
 """`/rerank`, `/v1/rerank` and `/v2/rerank`: one handler, the shapes that Jina's and Cohere's clients send and read."""
 
+import anyio
 import numpy as np
 import pytest
 
 from tenure.client import GenerationFailed, Refusal
-from tenure.config import ApiSettings
+from tenure.config import ApiSettings, HttpLimits
 from tenure.outcomes import Outcome
 from tests.api.generation_rig import BEGIN, END
 from tests.api.pooling_rig import CLASSIFIER, CROSS_ENCODER, EMBEDDER, LATE_INTERACTION, pooling_rig
@@ -251,3 +252,37 @@ class TestErrorsThatClientsCanRead:
         assert "NaN" in refused(rig, reply, 500, "internal_error")["message"]
         assert rig.counts.outcomes == {"engine_error": 1}
         assert "NaN" not in reply.text.replace("gave NaN", "")
+
+    def test_a_key_that_is_missing(self, path):
+        rig = rerank_rig(keys=["secret"])
+        refused(rig, rig.post(path, {"query": "q", "documents": ["a"]}), 401, "invalid_api_key")
+
+    def test_a_body_that_is_too_large(self, path):
+        rig = rerank_rig(limits=HttpLimits(max_body_bytes=100))
+        refused(rig, rig.post(path, {"query": "q" * 100, "documents": ["a"]}), 413, "request_too_large")
+
+    def test_a_body_that_takes_too_long(self, path):
+        rig = rerank_rig(limits=HttpLimits(body_timeout=0.01))
+
+        async def endless():
+            yield b"{"
+            await anyio.sleep_forever()
+
+        reply = rig.request("POST", path, content=endless(), headers={"content-type": "application/json"})
+        refused(rig, reply, 408, "request_timeout")
+
+    @pytest.mark.parametrize(
+        ("outcome", "status", "code"),
+        [
+            (Outcome.ABORTED, 409, "aborted"),
+            (Outcome.UNAVAILABLE, 503, "engine_unavailable"),
+            (Outcome.DEADLINE, 504, "deadline_exceeded"),
+        ],
+    )
+    def test_what_an_engine_says_of_its_end(self, path, outcome, status, code):
+        rig = rerank_rig()
+        rig.engine.failure = GenerationFailed(outcome, "it ended")
+        rig.engine.script = lambda submit: []
+        reply = rig.post(path, {"query": "q", "documents": ["a"]})
+        rig.engine.submitted.clear()
+        assert refused(rig, reply, status, code)["message"] == "it ended"

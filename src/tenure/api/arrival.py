@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from tenure.api import intake
-from tenure.api.errors import ApiError
+from tenure.api.errors import ApiError, Dialect
 from tenure.api.routes import Match, Route
 
 
@@ -52,8 +52,8 @@ async def _unrouted(_call: object) -> None:
     raise AssertionError("the guard refuses before this runs")
 
 
-UNROUTED = Route("", (), _unrouted)
-"""Stands for the route of a request that has none."""
+UNROUTED = Route("", (), _unrouted, dialect=Dialect.RERANK)
+"""Stands for the route of a request that has none. Its error has what clients of any route read."""
 
 
 def arrive(scope: Scope, match: Match | None, now: float) -> Arrival:

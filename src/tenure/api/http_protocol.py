@@ -34,7 +34,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from tenure.api import errors
-from tenure.api.errors import ApiError
+from tenure.api.errors import ApiError, Dialect
 from tenure.config import HttpLimits
 
 CONNECTION_KEY = "tenure.connection"
@@ -282,7 +282,7 @@ class TenureProtocol(H11Protocol):
             self.cycle.message_event.set()
 
     def _write_refusal(self, refusal: ApiError) -> None:
-        body = refusal.body()
+        body = refusal.body(Dialect.RERANK)  # the route is not known, and this form has what clients of any read
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
