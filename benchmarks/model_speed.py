@@ -32,7 +32,7 @@ def main() -> None:
     started = time.perf_counter()
     model = load(resolve_source(arguments.source), attention=arguments.kernels, rows=arguments.kernels)
     assert isinstance(model, LlamaModel)
-    print(f"load {time.perf_counter() - started:.2f} s, {model.weights_bytes / 1e6:.0f} MB of weights")
+    print(f"load {time.perf_counter() - started:.2f} s")
     with torch.inference_mode():
         for rows, context in ((1, 200), (4, 200), (16, 200), (64, 200), (16, 1000), (1, 4000)):
             report(model, f"decode {rows:3} rows at context {context}", batch_of(rows, context - 1, 1), rows)

@@ -25,7 +25,6 @@ class CountingEncoder:
 
     dtype = torch.float32
     device = torch.device("cpu")
-    weights_bytes = 0
     vocab_size = 100
     window = 64
 

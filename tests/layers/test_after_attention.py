@@ -52,9 +52,6 @@ def test_all_ways_agree(rows: int, hidden: int, inner: int, activation: Activati
         torch.testing.assert_close(given(attended, x), by_steps(attended, x), atol=2e-5, rtol=1e-4)
     assert torch.equal(attended, before[0])
     assert torch.equal(x, before[1])
-    panel = 32 if backend == "native" else 1
-    products = sum(-(-n // panel) * panel * k + n for n, k in ((hidden, hidden), (inner, hidden), (hidden, inner)))
-    assert given.nbytes == 4 * (products + 4 * hidden)
 
 
 @needs_native

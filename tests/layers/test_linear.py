@@ -27,8 +27,6 @@ def test_product_and_sum(rows: int, biased: bool, backend: str) -> None:
         torch.testing.assert_close(linear(x), expected, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(linear.add(x, residual), residual + expected, atol=1e-4, rtol=1e-4)
     assert torch.equal(residual, kept)
-    outputs = 96 if backend == "native" else 70  # whole panels
-    assert linear.nbytes == 4 * (outputs * 36 + (70 if biased else 0))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

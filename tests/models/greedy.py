@@ -15,7 +15,7 @@ BLOCK_SIZE = 16
 def make_cache(model: LoadedModel, num_blocks: int, block_size: int = BLOCK_SIZE) -> KVCache:
     config = model.config
     shape = CacheShape(config.num_layers, config.num_kv_heads, config.head_dim, model.dtype)
-    return KVCache(shape, num_blocks, block_size, model.device)
+    return KVCache(shape, num_blocks, block_size)
 
 
 def make_tables(lengths: Sequence[int], num_blocks: int, block_size: int = BLOCK_SIZE, seed: int = 0) -> np.ndarray:

@@ -277,8 +277,5 @@ def test_a_task_that_the_model_does_not_do(saved: tuple[ResolvedSource, Any]) ->
         run(load_own(saved[0]), random_texts((3,)), CLASSIFY)
 
 
-def test_memory_of_the_weights(saved: tuple[ResolvedSource, Any]) -> None:
-    model = load_own(saved[0])
-    stored = (saved[0].path / "model.safetensors").stat().st_size
-    assert abs(model.weights_bytes - stored) < 0.25 * stored
-    assert model.vocab_size == 199
+def test_the_size_of_the_vocabulary(saved: tuple[ResolvedSource, Any]) -> None:
+    assert load_own(saved[0]).vocab_size == 199

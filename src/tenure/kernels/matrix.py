@@ -53,7 +53,6 @@ class Matrix:
 
     inputs: int
     outputs: int
-    nbytes: int
     struct: _Matrix
     _kept: tuple[torch.Tensor, ...]
 
@@ -69,12 +68,10 @@ class Matrix:
             weight_OI = F.pad(weight_OI, (0, 0, 0, missing))
         panels_GIO = weight_OI.view(-1, PANEL, inputs).transpose(1, 2).contiguous()
         if bias_O is None:
-            return cls(
-                inputs, outputs, panels_GIO.nbytes, _Matrix(panels_GIO.data_ptr(), None, inputs, outputs), (panels_GIO,)
-            )
+            return cls(inputs, outputs, _Matrix(panels_GIO.data_ptr(), None, inputs, outputs), (panels_GIO,))
         bias_O = bias_O.contiguous()
         struct = _Matrix(panels_GIO.data_ptr(), bias_O.data_ptr(), inputs, outputs)
-        return cls(inputs, outputs, panels_GIO.nbytes + bias_O.nbytes, struct, (panels_GIO, bias_O))
+        return cls(inputs, outputs, struct, (panels_GIO, bias_O))
 
 
 class NormWeights(Protocol):
@@ -89,9 +86,6 @@ class NormWeights(Protocol):
     @property
     def eps(self) -> float: ...
 
-    @property
-    def nbytes(self) -> int: ...
-
 
 def _norm_struct(norm: NormWeights) -> _LayerNorm:
     return _LayerNorm(norm.weight_D.data_ptr(), norm.bias_D.data_ptr(), norm.eps)
@@ -104,7 +98,6 @@ class LayerMatrices:
     hidden: int
     inner: int
     """How many numbers a row has between `up` and `down`."""
-    nbytes: int
     struct: _AfterAttention
     _kept: tuple[object, ...]
 
@@ -123,7 +116,6 @@ class LayerMatrices:
         mlp_norm: NormWeights,
     ) -> "LayerMatrices":
         """`activation` is a `function` of the library."""
-        kept = (output, attention_norm, up, down, mlp_norm)
         struct = _AfterAttention(
             output.struct,
             up.struct,
@@ -132,4 +124,4 @@ class LayerMatrices:
             _norm_struct(mlp_norm),
             activation,
         )
-        return cls(output.outputs, up.outputs, sum(part.nbytes for part in kept), struct, kept)
+        return cls(output.outputs, up.outputs, struct, (output, attention_norm, up, down, mlp_norm))

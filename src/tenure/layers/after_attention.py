@@ -19,11 +19,6 @@ from tenure.layers.linear import Activation, Linear, NativeLinear
 class AfterAttention(Protocol):
     """x = norm(x + output(attended)), then norm(x + down(activation(up(x))))."""
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of all weights."""
-        ...
-
     def __call__(self, attended_TD: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
         """The new x, shape (T, D); neither argument is changed."""
         ...
@@ -39,11 +34,6 @@ class StepByStep:
     activation: Activation
     down: Linear
     mlp_norm: LayerNorm
-
-    @property
-    def nbytes(self) -> int:
-        products = self.output.nbytes + self.up.nbytes + self.down.nbytes
-        return products + self.attention_norm.nbytes + self.mlp_norm.nbytes
 
     def __call__(self, attended_TD: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
         x_TD = self.attention_norm(self.output.add(attended_TD, x_TD))
@@ -62,10 +52,6 @@ class CompiledSteps:
     def __init__(self, layer: LayerMatrices) -> None:
         self._layer = layer
         self._kernels = NativeKernels.load()
-
-    @property
-    def nbytes(self) -> int:
-        return self._layer.nbytes
 
     def __call__(self, attended_TD: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
         return self._kernels.after_attention(self._layer, attended_TD, x_TD)

@@ -19,7 +19,3 @@ class LayerNorm:
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x_TD, self.weight_D.shape, self.weight_D, self.bias_D, self.eps)
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight_D.nbytes + self.bias_D.nbytes

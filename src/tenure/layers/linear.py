@@ -32,11 +32,6 @@ class Activation(StrEnum):
 class Linear(Protocol):
     """x W^T + b for rows x, with weights in whatever form suits the back end."""
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of weights and bias."""
-        ...
-
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         """The product, shape (T, N)."""
         ...
@@ -56,10 +51,6 @@ class TorchLinear:
     def __init__(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
         self._weight_NK = weight_NK
         self._bias_N = bias_N
-
-    @property
-    def nbytes(self) -> int:
-        return self._weight_NK.nbytes + (0 if self._bias_N is None else self._bias_N.nbytes)
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         return F.linear(x_TK, self._weight_NK, self._bias_N)
@@ -86,13 +77,8 @@ class PackedLinear:
     """oneDNN's product on packed weights: the fastest of those that come with torch on a CPU."""
 
     def __init__(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
-        self._nbytes = weight_NK.nbytes + (0 if bias_N is None else bias_N.nbytes)
         self._packed = onednn.pack_weight(weight_NK)
         self._bias_N = bias_N
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         return onednn.linear(x_TK, self._packed, self._bias_N)
@@ -123,10 +109,6 @@ class NativeLinear:
     def __init__(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
         self.matrix = Matrix.of(weight_NK, bias_N)
         self._kernels = native.NativeKernels.load()
-
-    @property
-    def nbytes(self) -> int:
-        return self.matrix.nbytes
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
         return self._kernels.multiply(self.matrix, x_TK.contiguous(), None)

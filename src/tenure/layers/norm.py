@@ -39,7 +39,3 @@ class HeadNorms:
             (self.key, heads_TMH[:, first_key:first_value]),
         ):
             part_TNH.copy_(norm(part_TNH.reshape(-1, part_TNH.shape[-1])).view(part_TNH.shape))
-
-    @property
-    def nbytes(self) -> int:
-        return self.query.weight_D.nbytes + self.key.weight_D.nbytes

@@ -30,14 +30,6 @@ class LoadedModel(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def weights_bytes(self) -> int:
-        """Memory that the weights take."""
-        ...
-
     def forward(self, batch: PackedBatch, cache: PagedCache) -> torch.Tensor:
         """Compute a batch, writing its keys and values to the cache; hidden states (T, D) for the methods below."""
         ...
@@ -62,11 +54,6 @@ class EncoderModel(Protocol):
 
     @property
     def device(self) -> torch.device: ...
-
-    @property
-    def weights_bytes(self) -> int:
-        """Memory that the weights take."""
-        ...
 
     @property
     def vocab_size(self) -> int: ...

@@ -37,10 +37,6 @@ class BertEmbedding:
         x_TD = F.embedding(batch.token_ids_T, self.words_VD)
         return self.norm(x_TD.add_(F.embedding(places_T, self.places_YAD.flatten(0, 1))))
 
-    @property
-    def nbytes(self) -> int:
-        return self.words_VD.nbytes + self.places_YAD.nbytes + self.norm.nbytes
-
 
 @dataclass(frozen=True, slots=True)
 class BertLayer:
@@ -53,10 +49,6 @@ class BertLayer:
     def __call__(self, x_TD: torch.Tensor, attend: Attend) -> torch.Tensor:
         heads_T3NH = self.qkv(x_TD).view(len(x_TD), 3, self.num_heads, -1)
         return self.after_attention(attend(heads_T3NH), x_TD)
-
-    @property
-    def nbytes(self) -> int:
-        return self.qkv.nbytes + self.after_attention.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +74,3 @@ class BertLayers:
         for layer in self.layers:
             x_PD = layer(x_PD, attend)
         return x_PD
-
-    @property
-    def nbytes(self) -> int:
-        return self.embedding.nbytes + sum(layer.nbytes for layer in self.layers)

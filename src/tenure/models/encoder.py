@@ -22,9 +22,6 @@ from tenure.pooling import PoolingParams, PoolingTask
 class TextHead(Protocol):
     """What answers one task, from float32 hidden states."""
 
-    @property
-    def nbytes(self) -> int: ...
-
     def __call__(self, hidden_TD: torch.Tensor, batch: TextBatch, params: PoolingParams) -> list[torch.Tensor]:
         """The answer to each text of the batch, on the CPU."""
         ...
@@ -70,10 +67,6 @@ class EmbeddingHead:
             x_RE = pooling.unit_rows(x_RE)
         return _answers(x_RE, batch, every_token=self.pool is None)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(projection.linear.nbytes for projection in self.projections)
-
 
 @dataclass(frozen=True, slots=True)
 class ClassHead:
@@ -93,10 +86,6 @@ class ClassHead:
             # The sigmoid of infinity would look like a sound answer.
             x_RC = scores_RC.masked_fill(~torch.isfinite(x_RC), torch.nan)
         return _answers(x_RC, batch, every_token=self.pool is None)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(layer.linear.nbytes for layer in self.layers)
 
 
 def _answers(x_RE: torch.Tensor, batch: TextBatch, *, every_token: bool) -> list[torch.Tensor]:
@@ -119,11 +108,6 @@ class Encoder:
     @property
     def device(self) -> torch.device:
         return self._layers.embedding.words_VD.device
-
-    @property
-    def weights_bytes(self) -> int:
-        heads = {id(head): head.nbytes for head in self._heads.values()}
-        return self._layers.nbytes + sum(heads.values())
 
     @property
     def vocab_size(self) -> int:

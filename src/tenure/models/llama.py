@@ -40,12 +40,6 @@ class LlamaLayer:
         x_TD = self.output.add(attention.attend(self.window, heads_TMH, cache), x_TD)
         return self.mlp(self.mlp_norm(x_TD), x_TD)
 
-    @property
-    def nbytes(self) -> int:
-        norms = self.attention_norm.weight_D.nbytes + self.mlp_norm.weight_D.nbytes
-        norms += 0 if self.head_norms is None else self.head_norms.nbytes
-        return norms + self.qkv.nbytes + self.output.nbytes + self.mlp.gate_up.nbytes + self.mlp.down.nbytes
-
 
 class LlamaModel:
     """A decoder of the family; implements `LoadedModel`."""
@@ -76,16 +70,6 @@ class LlamaModel:
     @property
     def dtype(self) -> torch.dtype:
         return self._embedding_VD.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._embedding_VD.device
-
-    @property
-    def weights_bytes(self) -> int:
-        ends = self._embedding_VD.nbytes + self._final_norm.weight_D.nbytes
-        ends += 0 if self.head is None else self.head.nbytes
-        return ends + sum(layer.nbytes for layer in self.layers)
 
     def forward(self, batch: PackedBatch, cache: PagedCache) -> torch.Tensor:
         x_TD = F.embedding(batch.token_ids_T, self._embedding_VD)
