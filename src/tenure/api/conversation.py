@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 
 from tenure.api.chat_types import ChatMessage, ChatRequest, ContentPart, FunctionCall, ToolCall
-from tenure.api.errors import invalid_request
-from tenure.api.sampling_rules import unsupported
+from tenure.api.errors import invalid_request, unsupported
 from tenure.api.text_model import TextModel
 from tenure.errors import CallerError
 from tenure.text.chat_messages import message_text

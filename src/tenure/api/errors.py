@@ -101,6 +101,11 @@ def invalid_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, "invalid_request", message, type="BadRequestError", param=param)
 
 
+def unsupported(field: str) -> ApiError:
+    """A field that is known, and not served yet."""
+    return invalid_request(f"`{field}` is not supported yet.", field)
+
+
 def context_length_exceeded(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, "context_length_exceeded", message, type="BadRequestError", param=param)
 

@@ -7,7 +7,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 
-from tenure.api.errors import ApiError, echo, invalid_request
+from tenure.api.errors import echo, invalid_request, unsupported
 from tenure.api.fields import RepetitionDetectionField, SamplingFields
 from tenure.api.ranges import RANGES, Range, check_ids, check_number
 from tenure.api.text_model import TextModel
@@ -29,10 +29,6 @@ MAX_PENALTY = 1e6  # beyond it a float32 logit overflows, and the outcome of a d
 
 _KEY = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _SALT_EXCLUDES = frozenset("@/\\\0")
-
-
-def unsupported(field: str) -> ApiError:
-    return invalid_request(f"`{field}` is not supported yet.", field)
 
 
 def checked_numbers(request: SamplingFields, skip: str = "") -> dict[str, int | float]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tenure.api.chat_types import ChatRequest
 from tenure.api.completion_types import CompletionRequest
 from tenure.api.conversation import check_conversation, echoed_text, render, response_role
-from tenure.api.errors import invalid_request
+from tenure.api.errors import invalid_request, unsupported
 from tenure.api.fields import SamplingFields
 from tenure.api.job import Job, ReportOptions
 from tenure.api.prompts import TextOrIds, check_truncation, fit, split_prompts, tokenise
@@ -25,7 +25,6 @@ from tenure.api.sampling_rules import (
     checked_numbers,
     refuse_unserved,
     sampling_params,
-    unsupported,
 )
 from tenure.api.text_model import TextModel
 from tenure.api.window import Window
