@@ -2,10 +2,12 @@
 
 import base64
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tenure.models.profile import ModelProfile
 from tenure.pooling import PoolingTask
 from tests.api.generation_rig import Rig, assert_refused
 from tests.api.pooling_rig import (
@@ -119,6 +121,25 @@ def test_a_conversation_is_read_through_the_models_template(embedder):
     embedder.engine.submitted.clear()
     assert_refused(embedder, embedder.post("/pooling", {"messages": conversation, "input": "a"}))
     assert_refused(embedder, embedder.post("/pooling", {"messages": []}))
+
+
+@pytest.mark.parametrize(
+    ("path", "profile", "instead"),
+    [
+        ("/pooling", EMBEDDER, "`input`"),
+        ("/classify", CLASSIFIER, "`input`"),
+        ("/tokenize", EMBEDDER, "`prompt`"),
+        ("/v1/chat/completions", ModelProfile(tasks=("generate",)), "/v1/completions"),
+    ],
+)
+def test_a_conversation_for_a_model_without_a_template_is_told_what_it_takes(path, profile, instead):
+    rig = pooling_rig(profile)
+    rig.context.texts["tiny"] = replace(rig.context.texts["tiny"], template=None)
+    reply = rig.post(path, {"messages": [{"role": "user", "content": "a"}]})
+    message = assert_refused(rig, reply)["message"]
+    assert message.startswith("The model tiny has no chat template")
+    assert instead in message
+    assert ("completions" in message) == ("completions" in path)
 
 
 # /classify

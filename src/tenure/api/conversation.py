@@ -32,10 +32,13 @@ def check_conversation(request: ChatRequest) -> None:
         raise invalid_request(message, "continue_final_message")
 
 
-def render(request: ChatRequest, model: TextModel) -> str:
-    """Return the conversation as the model's template writes it; a template's refusal is a 400."""
+def render(request: ChatRequest, model: TextModel, instead: str) -> str:
+    """Return the conversation as the model's template writes it; a template's refusal is a 400.
+
+    `instead` tells what to do with a model that has none.
+    """
     if model.template is None:
-        raise invalid_request(f"The model {model.name} has no chat template; use /v1/completions.", "messages")
+        raise invalid_request(f"The model {model.name} has no chat template: {instead}.", "messages")
     variables: dict[str, Any] = dict(request.chat_template_kwargs or {})
     if request.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", request.reasoning_effort)

@@ -93,4 +93,5 @@ def _conversation(request: InputFields, chosen: Chosen, shared: Shared, longest:
         truncation=shared.truncation,
         add_special_tokens=bool(request.add_special_tokens),
     )
-    return tokenise_inputs([render(conversation, chosen.text)], rules, "messages")
+    text = render(conversation, chosen.text, "give texts as `input`")
+    return tokenise_inputs([text], rules, "messages")

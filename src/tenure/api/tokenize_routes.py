@@ -101,7 +101,7 @@ def _conversation(request: TokenizeRequest, chosen: Chosen) -> str:
         tools=request.tools,
     )
     check_conversation(conversation)
-    return render(conversation, chosen.text)
+    return render(conversation, chosen.text, "give the text as `prompt`")
 
 
 def _detokenized(request: DetokenizeRequest, chosen: Chosen) -> DetokenizeReply:

@@ -233,7 +233,7 @@ def _chat_logprobs(request: ChatRequest, draft: _Draft) -> int | None:
 
 
 def _chat_prompt(request: ChatRequest, draft: _Draft) -> tuple[str, list[int]]:
-    text = render(request, draft.model)
+    text = render(request, draft.model, "use /v1/completions")
     (ids,) = draft.prompt_tokens([text], "messages", add_special_tokens=bool(request.add_special_tokens))
     return text, ids
 
