@@ -2,9 +2,13 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from tenure.api import errors
 from tenure.api.app import route_table
+from tenure.api.errors import echo, from_outcome
+from tenure.outcomes import Outcome
 from tests.api.generation_rig import Rig
 
 LONG = "Q" * 5000
@@ -96,3 +100,23 @@ def test_every_route_takes_any_bytes_as_a_body() -> None:
                 assert reply.status_code == 415
                 check(reply)
     assert rig.engine.submitted == []
+
+
+def test_messages_are_valid_json_whatever_they_echo() -> None:
+    values = ["\ud800", "x" * 10_000, float("nan"), float("-inf"), b"\xff", ["y" * 500], "\x00"]
+    for value in values:
+        error = errors.invalid_request(f"temperature: {echo(value)}", "temp\udfff")
+        decoded = msgspec.json.decode(error.body())
+        assert len(decoded["error"]["message"]) < 250
+        assert error.event().endswith(b"\n\n")
+        assert error.event().count(b"\n\n") == 1
+
+
+@pytest.mark.parametrize("outcome", set(Outcome) - {Outcome.OK, Outcome.CLIENT_CANCELLED, Outcome.WORKER_LOST})
+def test_an_engines_ending_is_counted_as_what_it_was(outcome: Outcome) -> None:
+    assert from_outcome(outcome, "why").outcome is outcome
+
+
+def test_retry_after_is_whole_seconds() -> None:
+    assert errors.queue_full("full", 0.2).headers == {"retry-after": "1"}
+    assert errors.engine_unavailable("dead", 2.1).headers == {"retry-after": "3"}

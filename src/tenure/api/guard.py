@@ -23,7 +23,7 @@ from functools import partial
 import anyio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tenure.api import errors, intake
+from tenure.api import errors, intake, json_shape
 from tenure.api.account import account_of
 from tenure.api.arrival import Terms, arrive, in_origin_form
 from tenure.api.dispatch import inner_scope, replay
@@ -217,7 +217,7 @@ class Guard:
         visit.body = await intake.read_body(receive, self._limits, hold, visit.time_left())
         visit.body_complete = True
         self._reporter.received(visit)
-        intake.check_shape(visit.body, self._limits)
+        json_shape.check_shape(visit.body, self._limits)
 
     def _hold(self, visit: Visit, size: int) -> None:
         """Account for bytes of a body; they are let go of when the visit ends."""
