@@ -1,7 +1,7 @@
 """Vectors as replies carry them: JSON numbers, base64, packed bits.
 
 Numbers are written with the fewest digits that read back as the same float32, so the float and the base64 form of a
-vector are equal to the bit. Nothing that is not finite is written.
+vector are equal to the bit. Vectors are finite, as `api.pooling_job` gives them.
 """
 
 import base64
@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import orjson
 
-from tenure.api.errors import internal_error
 from tenure.api.pooling_job import Vectors
 
 ENCODER = msgspec.json.Encoder()
@@ -18,12 +17,12 @@ ENCODER = msgspec.json.Encoder()
 
 def vector_numbers(vectors: Vectors) -> msgspec.Raw:
     """A vector, or rows of them, as JSON arrays of numbers."""
-    return msgspec.Raw(orjson.dumps(np.ascontiguousarray(_finite(vectors)), option=orjson.OPT_SERIALIZE_NUMPY))
+    return msgspec.Raw(orjson.dumps(np.ascontiguousarray(vectors), option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def vector_base64(vectors: Vectors) -> str:
     """All numbers, row after row, as little-endian float32 in base64."""
-    return base64.b64encode(_finite(vectors).astype("<f4").tobytes()).decode("ascii")
+    return base64.b64encode(vectors.astype("<f4").tobytes()).decode("ascii")
 
 
 def vector_bits(vector: Vectors, *, signed: bool) -> list[int]:
@@ -31,12 +30,6 @@ def vector_bits(vector: Vectors, *, signed: bool) -> list[int]:
 
     Bytes from 0 to 255; `signed` ones are lower by 128. The width must be a multiple of 8.
     """
-    packed = np.packbits(_finite(vector) > 0).astype(np.int16)
+    packed = np.packbits(vector > 0).astype(np.int16)
     found: list[int] = (packed - 128 if signed else packed).tolist()
     return found
-
-
-def _finite(vectors: Vectors) -> Vectors:
-    if not np.isfinite(vectors).all():
-        raise internal_error("The model gave a number that is not finite (NaN or infinity).")
-    return vectors
