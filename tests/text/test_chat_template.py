@@ -8,7 +8,6 @@ import pytest
 
 from tenure.errors import CallerError
 from tenure.source import ResolvedSource, SourceKind
-from tenure.text.chat_messages import ContentFormat
 from tenure.text.chat_template import ChatTemplate
 from tenure.text.tokenizer import load_tokenizer
 from tests.text.gguf_samples import byte_level_file, demo_file
@@ -28,11 +27,11 @@ PARTS = (
     "{% for part in message.content %}<{{ part.text }}>{% endfor %}{% endif %};{% endfor %}"
 )
 TOOLS = """{{ bos_token }}
-{%- if tools %}
-    {{- "Tools: " + tools | tojson }}
-    {%- for tool in tools %}
+{%- if documents %}
+    {{- "Documents: " + documents | tojson }}
+    {%- for document in documents %}
         {%- if loop.index > 2 %}{% break %}{% endif %}
-        {{- tool | tojson(indent=2) }}
+        {{- document | tojson(indent=2) }}
     {%- endfor %}
 {%- endif %}
 {%- set ns = namespace(count=0) %}
@@ -51,8 +50,8 @@ TOOLS = """{{ bos_token }}
 {{ ns.count }}"""
 
 
-def render(source, messages, *, content_format=None, **arguments) -> str:
-    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}, content_format)
+def render(source, messages, **arguments) -> str:
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
     return template.render(messages, **arguments)
 
 
@@ -73,7 +72,7 @@ class TestPrompts:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415 (slow)
-        tools = [{"type": "function", "function": {"name": n, "description": "<č> & 'x'"}} for n in "abc"]
+        documents = [{"title": title, "text": "<č> & 'x'"} for title in "abc"]
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"city": "Plzeň"}}}
         messages = [
             {"role": "system", "content": "S"},
@@ -83,8 +82,8 @@ class TestPrompts:
         ]
         names = {"bos_token": "<s>", "eos_token": "</s>"}
         for source in (CHATML, TRIMMING, PARTS, TOOLS):
-            expected, _ = render_jinja_template([messages], tools=tools, chat_template=source, **names)
-            assert render(source, messages, tools=tools, add_generation_prompt=False) == expected[0]
+            expected, _ = render_jinja_template([messages], documents=documents, chat_template=source, **names)
+            assert render(source, messages, documents=documents, add_generation_prompt=False) == expected[0]
 
     def test_extra_names_are_seen_and_lose_to_the_arguments(self):
         source = "{{ thinking }}{{ bos_token }}{{ add_generation_prompt }}{{ documents | length }}"
@@ -115,10 +114,6 @@ class TestContent:
     def test_parts_stay_parts_for_a_template_that_loops_over_them(self, source):
         assert "<a><b>" in render(source, [TWO_PARTS])
         assert "Hi" in render(source, [USER])
-
-    def test_the_operator_may_decide(self):
-        shown = render("{{ messages[0].content }}", [TWO_PARTS], content_format=ContentFormat.OPENAI)
-        assert shown.startswith("[{")
 
     def test_no_content_is_empty(self):
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Brno"}'}}
@@ -215,12 +210,9 @@ class TestFailures:
         with pytest.raises(CallerError, match="the chat template"):
             render(source, [USER])
 
-    def test_a_model_without_a_template_is_refused_unless_one_is_given(self, tmp_path):
+    def test_a_model_without_a_template_has_none(self, tmp_path):
         path = byte_level_file(tmp_path / "m.gguf", "gpt-2", ["a b"])
-        tokenizer = load_tokenizer(ResolvedSource(SourceKind.GGUF, path, "m"))
-        with pytest.raises(CallerError, match="no chat template"):
-            ChatTemplate.of(tokenizer)
-        assert ChatTemplate.of(tokenizer, "{{ bos_token }}!").render([USER]) == "<|begin|>!"
+        assert ChatTemplate.of(load_tokenizer(ResolvedSource(SourceKind.GGUF, path, "m"))) is None
 
     def test_a_template_cannot_reach_another_rendering(self):
         template = ChatTemplate("{% set x = x | default(0) + 1 %}{{ x }}", {})

@@ -57,7 +57,7 @@ def load_text_model(name: str, source: ResolvedSource, defaults: Mapping[str, fl
     return TextModel(
         name=name,
         tokenizer=tokenizer,
-        template=None if tokenizer.chat_template is None else ChatTemplate.of(tokenizer),
+        template=ChatTemplate.of(tokenizer),
         eos_token_ids=tokenizer.eos_token_ids,
         defaults=generation_defaults(defaults, name),
         created=created,

@@ -1,9 +1,9 @@
 """Render a conversation into a prompt with a model's chat template.
 
-Templates are Jinja programs that come with a model (or, where the operator allows it, with a request), so they run
-in a sandbox: no access to Python's internals, no changes to what they are given, no results of unbounded size from
-one multiplication. What Hugging Face templates expect is provided: `raise_exception`, `strftime_now`, `tojson`
-without HTML escaping, `break` and `continue`, and the `generation` tag.
+Templates are Jinja programs that come with a model, so they run in a sandbox: no access to Python's internals, no
+changes to what they are given, no results of unbounded size from one multiplication. What Hugging Face templates expect
+is provided: `raise_exception`, `strftime_now`, `tojson` without HTML escaping, `break` and `continue`, and the
+`generation` tag.
 
 A template is compiled once, when a `ChatTemplate` is made; rendering changes nothing in it. Whatever goes wrong in
 a template is the caller's error, told in a sentence without a trace.
@@ -23,7 +23,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tenure.errors import CallerError
-from tenure.text.chat_messages import ContentFormat, Message, leave_open, prepare, tests_for_string, wanted_format
+from tenure.text.chat_messages import Message, leave_open, prepare, tests_for_string, wanted_format
 from tenure.text.tokenizer import Tokenizer
 
 MAX_REPEATED_LENGTH = 1_000_000
@@ -69,10 +69,9 @@ class ChatTemplate:
         self,
         source: str,
         variables: Mapping[str, str],
-        content_format: ContentFormat | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`content_format` None finds out what the template wants. Raises CallerError for bad syntax."""
+        """Raises CallerError for bad syntax."""
         environment = _environment(now)
         try:
             syntax = environment.parse(source)
@@ -81,19 +80,15 @@ class ChatTemplate:
             raise CallerError(f"the chat template is not valid: line {error.lineno}: {_short(error)}") from None
         except (TemplateError, RecursionError, SyntaxError, OverflowError, MemoryError) as error:
             raise CallerError(f"the chat template is not valid ({type(error).__name__})") from None
-        self.content_format = wanted_format(syntax) if content_format is None else content_format
+        self._content_format = wanted_format(syntax)
         self._wrap_strings = not tests_for_string(syntax)
         self._variables = dict(variables)
 
     @classmethod
-    def of(
-        cls, tokenizer: Tokenizer, source: str | None = None, content_format: ContentFormat | None = None
-    ) -> "ChatTemplate":
-        """The template of a model, or `source` in its place, for that model. CallerError if there is none."""
-        source = tokenizer.chat_template if source is None else source
-        if source is None:
-            raise CallerError("this model has no chat template; use completions, or give the server a --chat-template")
-        return cls(source, tokenizer.template_variables, content_format)
+    def of(cls, tokenizer: Tokenizer) -> "ChatTemplate | None":
+        """The template of a model; None if it has none."""
+        source = tokenizer.chat_template
+        return None if source is None else cls(source, tokenizer.template_variables)
 
     def render(
         self,
@@ -101,7 +96,6 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
@@ -113,7 +107,7 @@ class ChatTemplate:
         """
         if add_generation_prompt and continue_final_message:
             raise CallerError("add_generation_prompt and continue_final_message cannot both be true")
-        prepared = prepare(messages, self.content_format, self._wrap_strings)
+        prepared = prepare(messages, self._content_format, self._wrap_strings)
         marker = f"CONTINUE{secrets.token_hex(16)}"
         if continue_final_message:
             leave_open(prepared, marker + TRIMMED_CHARACTER)
@@ -122,7 +116,7 @@ class ChatTemplate:
                 **self._variables,
                 **(extra or {}),
                 "messages": prepared,
-                "tools": list(tools) if tools is not None else None,
+                "tools": None,
                 "documents": list(documents) if documents is not None else None,
                 "add_generation_prompt": add_generation_prompt,
             }

@@ -100,11 +100,6 @@ class ItemText:
         return self._state is ItemState.ENDED
 
     @property
-    def stopped(self) -> str | None:
-        """The stop string that ended the item: the engine need not go on with it."""
-        return self._stopped
-
-    @property
     def completion_tokens(self) -> int:
         """Tokens that count: all, or those through the one that completed the stop string."""
         return self._completion_tokens

@@ -43,10 +43,6 @@ class Tokenizer:
         return self._vocabulary.eos_token_ids
 
     @property
-    def special_ids(self) -> frozenset[int]:
-        return self._vocabulary.special_ids
-
-    @property
     def chat_template(self) -> str | None:
         """Jinja source."""
         return self._vocabulary.chat_template
