@@ -19,6 +19,7 @@ from tests.serving.wire import Wire, post
 from tests.text.test_pairs import bert_folder, transformers
 
 MANY = [f"{number} bears of china " * 25 for number in range(500)]
+STEP_TOKENS = 2048
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": MANY},
     "/v2/embed": {"texts": MANY, "input_type": "search_document"},
@@ -30,11 +31,13 @@ ROUTES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cross-encoder for which one word of its vocabulary is not a number."""
+    """A cross-encoder of MiniLM's size, for which one word of its vocabulary is not a number."""
     folder = bert_folder(tmp_path_factory.mktemp("poisoned"))
     with transformers() as library:
         tokenizer = library.AutoTokenizer.from_pretrained(folder)
-        save_encoder("Bert", folder, "ForSequenceClassification", num_labels=1, vocab_size=len(tokenizer))
+        size = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12}
+        more = {"vocab_size": len(tokenizer), "max_position_embeddings": 512, "initializer_range": 0.02}
+        save_encoder("Bert", folder, "ForSequenceClassification", num_labels=1, **size, **more)
         word = tokenizer.convert_tokens_to_ids("panda")
     weights = load_file(folder / "model.safetensors")
     weights["bert.embeddings.word_embeddings.weight"][word] = float("nan")
@@ -46,6 +49,14 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def readers(servers: Servers, poisoned: Path) -> Iterator[ServerProcess]:
     with ExitStack() as stack:
         yield servers.start(stack, "minilm", f"poisoned={poisoned}")
+
+
+@pytest.fixture(scope="module")
+def stepper(servers: Servers, poisoned: Path) -> Iterator[ServerProcess]:
+    """The same in steps that do not depend on the time they take, which is long."""
+    with ExitStack() as stack:
+        steps = ("--step-time", "0", "--max-num-batched-tokens", str(STEP_TOKENS))
+        yield servers.start(stack, "minilm", f"poisoned={poisoned}", *steps)
 
 
 @pytest.mark.parametrize("path", ["/score", "/rerank", "/v1/rerank", "/v2/rerank", "/classify"])
@@ -76,6 +87,36 @@ def test_numbers_that_are_none_are_a_clean_500(readers: ServerProcess, path: str
         assert reply.json()["detail"] == reply.json()["message"] == error["message"]
     until(lambda: readers.outcomes().get("engine_error", 0) == counted + 1)
     assert scores(ask("the bear", "hello")) == good
+
+
+def test_the_rest_of_a_request_that_fails_is_gone_before_its_answer(stepper: ServerProcess) -> None:
+    """The first of 500 documents fails: the others are cancelled, and the step in which some are is awaited."""
+    before = stepper.work("poisoned")
+    body = {"model": "poisoned", "query": "bears", "documents": ["the panda", *MANY[1:]]}
+    status = stepper.http.post("/rerank", json=body).status_code
+    held = stepper.engine("poisoned")["holders"]
+    spent = stepper.work("poisoned") - before
+    assert (status, held) == (500, [])
+    assert spent.steps <= 2
+    assert spent.computed == spent.wasted <= 2 * STEP_TOKENS
+    one = stepper.http.post("/rerank", json={**body, "documents": ["a bear"]}).json()
+    assert (stepper.work("poisoned") - before).computed == spent.computed + one["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("model", ["minilm", "poisoned"])
+def test_a_client_that_leaves_costs_one_more_step(stepper: ServerProcess, model: str) -> None:
+    """The one that runs then, and at most the one that is planned already, of more than 25."""
+    before, label = stepper.work(model), uuid4().hex
+    with stepper.connect() as wire:
+        wire.send(post("/rerank", {"model": model, "query": "bears", "documents": MANY}, label))
+        until(lambda: stepper.work(model).steps > before.steps)
+        wire.close()
+    stepper.wait_at_rest()
+    spent = stepper.work(model) - before
+    assert spent.steps <= 2
+    assert spent.computed == spent.wasted <= 2 * STEP_TOKENS
+    [line] = stepper.wait_for_log(label)
+    assert "status=499 outcome=client_cancelled" in line
 
 
 @pytest.mark.parametrize("path", ROUTES)
