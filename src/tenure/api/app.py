@@ -41,6 +41,7 @@ from tenure.api.tokenize_routes import (
     tokenize,
 )
 from tenure.config import CorsConfig, HttpLimits, KeyRing
+from tenure.wire.messages import ServerLedger
 
 
 def route_table() -> RouteTable:
@@ -101,7 +102,7 @@ _OPERATIONS = (
     _open("/ping", operations.health, Description("The same as /health.", unready=True), ("GET", "POST")),
     _open("/version", operations.version, Description("The server's version.", response=operations.VersionReply)),
     _get("/load", operations.load, Description("How many work requests are open.", response=operations.LoadReply)),
-    _get("/ledger", operations.ledger, Description("Who holds what.", response=operations.LedgerReply)),
+    _get("/ledger", operations.ledger, Description("Who holds what.", response=ServerLedger)),
     _get("/metrics", operations.metrics, Description("Prometheus metrics.", media_type="text/plain")),
     _get("/openapi.json", operations.openapi, Description("This document.")),
     _get("/docs", operations.docs, Description("A page that shows this document.", media_type="text/html")),

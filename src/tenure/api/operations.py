@@ -14,10 +14,9 @@ from tenure.api.metrics import CONTENT_TYPE, Readings, metrics_text, tenure_fami
 from tenure.api.text_model import TextModel
 from tenure.api.vllm_metrics import vllm_families
 from tenure.client import Served
-from tenure.wire.messages import EngineLedger
+from tenure.wire.messages import HttpLedger, ServerLedger
 
 LEDGER_TIMEOUT = 1.0
-RETRY_AFTER = 1.0
 
 
 class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,24 +68,6 @@ class LoadReply(msgspec.Struct, frozen=True):
     server_load: int
 
 
-class HttpLedger(msgspec.Struct, frozen=True):
-    """`arrivals` = `open` + the sum of `outcomes`."""
-
-    open: int
-    arrivals: int
-    outcomes: dict[str, int]
-
-
-class LedgerReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds what. `conserved`: in every engine that answers, what is free, held and lost adds up to the total."""
-
-    conserved: bool
-    epoch: str
-    uptime_s: float
-    http: HttpLedger
-    engines: list[EngineLedger]
-
-
 async def list_models(call: Call) -> None:
     fleet = call.context.fleet
     entries = [_entry(call.context, served, name) for served in fleet.models for name in served.names]
@@ -113,10 +94,10 @@ async def health(call: Call) -> None:
 async def ready(call: Call) -> None:
     context = call.context
     if context.draining():
-        raise engine_unavailable("The server is draining.", RETRY_AFTER)
+        raise engine_unavailable("The server is draining.")
     waiting = [served.name for served in context.fleet.models if not served.ready]
     if waiting:
-        raise engine_unavailable(f"Not ready yet: {', '.join(waiting)}.", RETRY_AFTER)
+        raise engine_unavailable(f"Not ready yet: {', '.join(waiting)}.")
     await call.respond(200, b"")
 
 
@@ -132,7 +113,7 @@ async def ledger(call: Call) -> None:
     context = call.context
     engines = await context.fleet.ledgers(LEDGER_TIMEOUT)
     http = context.counts()
-    reply = LedgerReply(
+    reply = ServerLedger(
         conserved=all(engine.conserved for engine in engines if engine.answering),
         epoch=context.epoch,
         uptime_s=round(time.monotonic() - context.started_at, 3),
