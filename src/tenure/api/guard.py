@@ -30,7 +30,6 @@ from tenure.api.dispatch import inner_scope, replay
 from tenure.api.errors import ApiError
 from tenure.api.http_protocol import CONNECTION_KEY, Connection
 from tenure.api.journal import Journal, Tally, Times
-from tenure.api.not_http import answer_other
 from tenure.api.outlet import Outlet
 from tenure.api.recall import recall
 from tenure.api.reporting import Reporter
@@ -56,7 +55,7 @@ class GuardSnapshot:
 
 
 class Guard:
-    """ASGI application around `app`, which must end in a `Dispatcher`."""
+    """ASGI application around `app`, which must end in a `Dispatcher`. It is given HTTP alone."""
 
     def __init__(
         self,
@@ -112,12 +111,6 @@ class Guard:
             await emptied.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self._serve_http(scope, receive, send)
-        else:
-            await answer_other(scope, receive, send)
-
-    async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = in_origin_form(scope)
         match = self._match(scope["method"], scope["path"])
         connection: Connection | None = scope.get("extensions", {}).get(CONNECTION_KEY)
