@@ -67,5 +67,4 @@ def test_configuration(model: LoadedModel) -> None:
     config = model.config
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (30, 9, 3, 64)
     assert (config.vocab_size, config.max_position_embeddings, config.rope_theta) == (49152, 8192, 100000.0)
-    assert config.eos_token_ids == (2,)
     assert config.tie_word_embeddings

@@ -12,7 +12,7 @@ from typing import Any
 
 from tenure.errors import CallerError, ResourceError
 from tenure.gguf_file import GGUFFile
-from tenure.models.json_files import Raw, read_object
+from tenure.models.json_files import Raw, read_object, sensible
 from tenure.source import ResolvedSource, SourceKind
 
 _GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -56,16 +56,6 @@ class ModelConfig:
     """Each query and key head is normalised before it is rotated."""
     layer_windows: tuple[int | None, ...] = ()
     """For each layer how many tokens a token sees (itself included); None is all of them. Empty: all, everywhere."""
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-    dtype: str = "float32"
-    """In which the weights were published."""
-
-    @property
-    def sliding_window(self) -> int | None:
-        """The window, if every layer has one: nothing older than the widest is ever read again."""
-        windows = [window for window in self.layer_windows if window is not None]
-        return max(windows) if windows and len(windows) == len(self.layer_windows) else None
 
     def window_of(self, layer: int) -> int | None:
         return self.layer_windows[layer] if self.layer_windows else None
@@ -76,14 +66,11 @@ def read_config(source: ResolvedSource) -> ModelConfig:
 
     Raises CallerError for a model that is not served, ResourceError for a file that cannot be read or makes no sense.
     """
-    try:
+    with sensible(source.path, "the model's shape"):
         if source.kind is SourceKind.GGUF:
             with GGUFFile.open(source.path) as file:
                 return _checked(_from_gguf(file), source.path)
         return _checked(_from_folder(source.path), source.path)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        detail = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) and error.args else str(error)
-        raise ResourceError(f"{source.path}: the model's configuration makes no sense: {detail}") from error
 
 
 def read_sampling_defaults(source: ResolvedSource) -> dict[str, float]:
@@ -107,7 +94,6 @@ def read_sampling_defaults(source: ResolvedSource) -> dict[str, float]:
 
 def _from_folder(folder: Path) -> ModelConfig:
     raw = read_object(folder / "config.json")
-    generation = read_object(folder / "generation_config.json", required=False)
     architecture = str(raw.get("model_type"))
     if architecture not in _FOLDER_RULES:
         raise CallerError(f"{folder}: models of type {architecture!r} are not served ({', '.join(_FOLDER_RULES)} are)")
@@ -115,7 +101,6 @@ def _from_folder(folder: Path) -> ModelConfig:
         raise CallerError(f"{folder}: the activation {raw['hidden_act']!r} is not served (silu is)")
     if "quantization_config" in raw:
         raise CallerError(f"{folder}: quantised safetensors are not served")
-    eos = generation.get("eos_token_id")
     num_heads = int(raw["num_attention_heads"])
     num_layers = int(raw["num_hidden_layers"])
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
@@ -139,9 +124,6 @@ def _from_folder(folder: Path) -> ModelConfig:
         mlp_bias=bool(raw.get("mlp_bias", False)),
         head_norms=rules.head_norms,
         layer_windows=rules.windows(raw, num_layers),
-        bos_token_id=_optional_int(raw.get("bos_token_id")),
-        eos_token_ids=_token_ids(raw.get("eos_token_id") if eos is None else eos),
-        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
     )
 
 
@@ -244,9 +226,6 @@ def _from_gguf(file: GGUFFile) -> ModelConfig:
         mlp_bias="blk.0.ffn_up.bias" in tensors,
         head_norms=architecture == "qwen3",
         layer_windows=(window,) * num_layers if window is not None and num_layers < 10_000 else (),
-        bos_token_id=_optional_int(metadata.get("tokenizer.ggml.bos_token_id")),
-        eos_token_ids=_token_ids([metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]),
-        dtype="float32",
     )
 
 
@@ -290,8 +269,3 @@ def _checked(config: ModelConfig, path: Path) -> ModelConfig:
 
 def _optional_int(value: Any) -> int | None:
     return None if value is None or isinstance(value, list) else int(value)
-
-
-def _token_ids(value: Any) -> tuple[int, ...]:
-    values = value if isinstance(value, list) else [value]
-    return tuple(dict.fromkeys(int(entry) for entry in values if entry is not None))

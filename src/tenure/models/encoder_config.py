@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tenure.errors import CallerError, ResourceError
-from tenure.models.json_files import Raw, read_object
+from tenure.models.json_files import Raw, read_object, sensible
 
 
 class EncoderHead(StrEnum):
@@ -74,17 +74,11 @@ class EncoderConfig:
     """Each class is a question of its own, and more than one may hold."""
     projection_size: int = 0
     """Numbers in the embedding of a token, for the head that makes one."""
-    dtype: str = "float32"
-    """In which the weights were published."""
 
     @property
     def window(self) -> int:
         """The most tokens of a text, special ones included."""
         return self.max_position_embeddings - self.first_position
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
 
 
 def encoder_head(raw: Raw) -> EncoderHead | None:
@@ -103,11 +97,8 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
     path = folder / "config.json"
     raw = read_object(path)
     _refuse_unserved(raw, folder)
-    try:
+    with sensible(path, "the model's shape"):
         return _checked(_from_raw(raw, folder), path)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        detail = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) and error.args else str(error)
-        raise ResourceError(f"{path}: the model's configuration makes no sense: {detail}") from error
 
 
 def _refuse_unserved(raw: Raw, folder: Path) -> None:
@@ -148,7 +139,6 @@ def _from_raw(raw: Raw, folder: Path) -> EncoderConfig:
         labels=class_labels(raw) if with_classes else (),
         several_apply=raw.get("problem_type") == "multi_label_classification",
         projection_size=_projection_size(raw, folder) if head is EncoderHead.TOKEN_PROJECTION else 0,
-        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
     )
 
 

@@ -1,7 +1,8 @@
 """The JSON files that describe a model, read without trusting them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,16 @@ from tenure.errors import ResourceError
 Raw = Mapping[str, Any]
 
 MAX_JSON_BYTES = 16 << 20
+
+
+@contextmanager
+def sensible(path: Path, of: str) -> Iterator[None]:
+    """Where something is made `of` the values in a file: when that fails, a ResourceError names the file, and why."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        detail = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) and error.args else str(error)
+        raise ResourceError(f"{path}: what it says of {of} makes no sense: {detail}") from error
 
 
 def read_object(path: Path, *, required: bool = True) -> Raw:

@@ -4,15 +4,14 @@
 Dense module are read by whoever builds the model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 
 from tenure.errors import CallerError, ResourceError
-from tenure.models.json_files import Raw, read_json, read_object
+from tenure.models.json_files import Raw, read_json, read_object, sensible
 
 
 class PoolingMode(StrEnum):
@@ -64,7 +63,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
     Raises CallerError for modules, or an order of them, that are not served, ResourceError for files that cannot be
     read or make no sense.
     """
-    with _sensible(folder):
+    with sensible(folder / "modules.json", "modules"):
         modules = _listed(folder)
         return _assemble(folder, modules) if modules else None
 
@@ -74,7 +73,7 @@ def read_answers(folder: Path) -> tuple[int, int] | None:
 
     Raises as `read_modules`.
     """
-    with _sensible(folder):
+    with sensible(folder / "modules.json", "modules"):
         modules = _listed(folder)
         scores = [folder / name for kind, name in modules if kind == "LogitScore"]
         if not scores:
@@ -90,16 +89,6 @@ def read_answers(folder: Path) -> tuple[int, int] | None:
                 f"{scores[0]}: a score from the logit of one token is not served (of two, yes and no, is)"
             )
         return int(raw["false_token_id"]), int(raw["true_token_id"])
-
-
-@contextmanager
-def _sensible(folder: Path) -> Iterator[None]:
-    """Files that are read here and make no sense are named."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        detail = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) and error.args else str(error)
-        raise ResourceError(f"{folder}/modules.json: the modules make no sense: {detail}") from error
 
 
 def _listed(folder: Path) -> list[tuple[str, str]]:
@@ -199,7 +188,7 @@ def read_advice(folder: Path) -> UsageAdvice:
     """How a model is to be used, from whichever of the files are there. Raises as `read_modules`."""
     path = folder / "config_sentence_transformers.json"
     raw = read_object(path, required=False)
-    try:
+    with sensible(path, "how to use the model"):
         prompts = {str(name): str(prompt or "") for name, prompt in (raw.get("prompts") or {}).items()}
         # PyLate keeps what goes in front of a query and a document by itself, ahead of any prompt.
         for key, name in (("query_prefix", "query"), ("document_prefix", "document")):
@@ -213,8 +202,6 @@ def read_advice(folder: Path) -> UsageAdvice:
         _refuse_unserved(folder, own, raw)
         length = _max_length(folder, ((own_path, own), (path, raw)))
         return UsageAdvice(length, MappingProxyType(prompts), default)
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ResourceError(f"{path}: the settings make no sense: {error}") from error
 
 
 _PREFIXES = ("query_prefix", "document_prefix")

@@ -21,7 +21,7 @@ from tenure.models.encoder_config import (
     encoder_head,
     read_encoder_config,
 )
-from tenure.models.json_files import Raw, read_object
+from tenure.models.json_files import Raw, read_object, sensible
 from tenure.models.modules import (
     PoolingMode,
     SentenceModules,
@@ -161,10 +161,8 @@ def _judge(source: ResolvedSource, no: str = "no", yes: str = "yes") -> ModelPro
 def _decoder_classifier(folder: Path, raw: Raw) -> ModelProfile:
     if raw.get("problem_type") == "multi_label_classification":
         raise CallerError(f"{folder}: decoders whose classes exclude each other are served, not those of other kinds")
-    try:
+    with sensible(folder / "config.json", "its classes"):
         labels = class_labels(raw)
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ResourceError(f"{folder}/config.json: the classes make no sense: {error}") from error
     one = len(labels) == 1
     return ModelProfile(
         tasks=("score", "classify") if one else ("classify",),
