@@ -10,6 +10,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError
 
+SOURCES = ("rows", "paged_attention", "product", "after_attention", "texts")
+HEADERS = ("vectors", "avx512", "product")
+
 
 class BuildLibrary(build_ext):
     """Builds `_native.so`, under that name for every Python, or says why not."""
@@ -29,8 +32,8 @@ setup(
     ext_modules=[
         Extension(
             "tenure.kernels._native",
-            sources=[f"src/tenure/kernels/{name}.c" for name in ("native", "product", "after_attention", "texts")],
-            depends=[f"src/tenure/kernels/{name}.h" for name in ("avx512", "product")],
+            sources=[f"src/tenure/kernels/{name}.c" for name in SOURCES],
+            depends=[f"src/tenure/kernels/{name}.h" for name in HEADERS],
             # -fopenmp is for the compiler alone: linked, it would bring a second OpenMP runtime beside torch's.
             extra_compile_args=["-std=gnu11", "-O3", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi"],
             libraries=["m"],

@@ -11,7 +11,7 @@
  * A row's result does not depend on the other rows, nor on the number of threads, to the last bit: each of its sums goes
  * through the inputs in order.
  *
- * How this library is loaded and called is told in native.c and native.py.
+ * How this library is loaded and called, and what holds for all of it, is told in native.py.
  */
 
 #include <omp.h>

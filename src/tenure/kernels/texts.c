@@ -8,7 +8,7 @@
  *
  * Results do not depend on what else is in a batch, nor on the number of threads: a unit does its sums in one fixed
  * order. What is not finite stays within its text, and is not lost there.
- * How this library is loaded and called is told in native.c and native.py.
+ * How this library is loaded and called, and what holds for all of it, is told in native.py.
  */
 
 #include <omp.h>

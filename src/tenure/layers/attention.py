@@ -14,6 +14,7 @@ import torch
 
 from tenure.errors import CallerError
 from tenure.kernels import native, paged_attention
+from tenure.kernels.attention_plan import AttentionPlan, Heads, plan_attention
 from tenure.kernels.native import NativeKernels
 from tenure.kernels.paged_attention import AttentionShape
 from tenure.layers.batch import IntArray, PackedBatch
@@ -152,7 +153,7 @@ def _split_heads(heads_TMH: torch.Tensor, shape: AttentionShape) -> tuple[torch.
 
 @dataclass(frozen=True, slots=True)
 class _NativePlan:
-    short: native.AttentionPlan | None
+    short: AttentionPlan | None
     prefills: Sequence[paged_attention.Prefill]
 
 
@@ -164,16 +165,16 @@ class NativeAttention:
         self._kernels = NativeKernels.load()
 
     def begin(self, batch: PackedBatch, rotations_T1P: torch.Tensor, windows: Sequence[int | None]) -> StepAttention:
-        heads = native.Heads.of(self._shape, batch.block_size)
+        heads = Heads.of(self._shape, batch.block_size)
         plans = {window: self._plan(heads, batch, window) for window in windows}
         return _NativeStep(self._kernels, heads, rotations_T1P, batch.slot_mapping_T, plans)
 
-    def _plan(self, heads: native.Heads, batch: PackedBatch, window: int | None) -> _NativePlan:
+    def _plan(self, heads: Heads, batch: PackedBatch, window: int | None) -> _NativePlan:
         counts_S = np.diff(batch.query_starts_S)
         pairs_S = counts_S * (2 * batch.context_lengths_S - counts_S) // 2
         long_S = (counts_S > NATIVE_ROWS) & (pairs_S > NATIVE_PAIRS)
         short = np.flatnonzero(~long_S)
-        plan = native.plan_attention(
+        plan = plan_attention(
             heads, batch.query_starts_S, batch.context_lengths_S, batch.block_tables_SB, short, window
         )
         return _NativePlan(
@@ -186,7 +187,7 @@ class _NativeStep:
     def __init__(
         self,
         kernels: NativeKernels,
-        heads: native.Heads,
+        heads: Heads,
         rotations_T1P: torch.Tensor,
         slot_mapping_T: torch.Tensor,
         plans: Mapping[int | None, _NativePlan],

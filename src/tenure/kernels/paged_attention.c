@@ -1,141 +1,13 @@
-/* Float32 kernels for the CPU: what lies between the matrix products of a decoder.
- *
- * Plain C11 with GCC's vector types; no Python and no torch headers. `native.py` builds the arguments, documents shapes
- * and calls these functions with the interpreter's lock released. Nothing here allocates or keeps state.
- *
- * Results do not depend on what else is in a batch, nor on the number of threads: every sum has one fixed order, and
- * threads share out whole tasks. Values that are not finite stay within the row or sequence that they are in, and are
- * not lost there; hence no -ffast-math.
- *
- * OpenMP is used, but no runtime is linked: the process must have torch's loaded, and this library shares it, so that
- * both use the same threads.
+/* What decoders do with their cache: new keys, rotated, and values go into it, and attention reads its blocks where they
+ * are.
  *
  * Layout of a layer's cache, as in kv/cache.py: (block, key or value, kv head, offset in block, head size).
+ * How this library is loaded and called, and what holds for all of it, is told in native.py.
  */
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "vectors.h"
 
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-
-/* One library serves all x86-64 machines; the loader picks the best version of each of these functions. They contain no
- * OpenMP, because the bodies of parallel regions would not inherit the attribute. Everything they call is inlined. Names
- * of processors ("arch=haswell") would not do: such a version runs on that maker's processors alone. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#if __GNUC__ >= 12
-#define CLONED __attribute__((noinline, target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
-#else
-#define CLONED __attribute__((noinline, target_clones("default", "avx2", "avx512f")))
-#endif
-#else
-#define CLONED __attribute__((noinline))
-#endif
-
-/* Eight wide even where sixteen would go: half of the machines have no more, and the others lose little, since
- * attention over a cache waits for memory. */
-enum { WIDTH = 8 };
-typedef float vec __attribute__((vector_size(4 * WIDTH)));
-typedef int32_t ivec __attribute__((vector_size(4 * WIDTH)));
-typedef float unaligned_vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-
-#if defined(__clang__)
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
-#endif
-
-/* Below this many elements a loop takes less time than waking the other threads. */
-enum { SERIAL_ELEMENTS = 16384 };
-
-ALWAYS_INLINE vec load(const float *from) { return *(const unaligned_vec *)from; }
-
-ALWAYS_INLINE void store(float *to, vec x) { *(unaligned_vec *)to = x; }
-
-ALWAYS_INLINE vec splat(float x) { return (vec){x, x, x, x, x, x, x, x}; }
-
-ALWAYS_INLINE vec select(ivec mask, vec yes, vec no) { return (vec)((mask & (ivec)yes) | (~mask & (ivec)no)); }
-
-ALWAYS_INLINE float sum(vec x) {
-    x += SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3);
-    x += SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5);
-    return x[0] + x[1];
-}
-
-/* e^x with a relative error of about 1e-7; NaN stays NaN. Below -87 the result stays at the smallest normal number,
- * above 88 at 1.7e38.
- *
- * x = n ln 2 + r with |r| <= ln(2) / 2; e^r by its Taylor series, whose next term is below 6e-9; 2^n by its bits. Adding
- * 1.5 * 2^23 rounds to an integer and leaves it in the low bits. */
-ALWAYS_INLINE vec exponential(vec x) {
-    const vec rounding = splat(12582912.0f);
-    x = select(x < splat(-87.0f), splat(-87.0f), x);
-    x = select(x > splat(88.0f), splat(88.0f), x);
-    const vec shifted = x * splat(0x1.715476p+0f) + rounding;
-    const vec n = shifted - rounding;
-    /* ln 2 in two parts; n times the first one is exact. */
-    const vec r = (x - n * splat(0x1.62e4p-1f)) - n * splat(0x1.7f7d1cp-20f);
-    vec p = splat(1.0f / 5040);
-    p = p * r + splat(1.0f / 720);
-    p = p * r + splat(1.0f / 120);
-    p = p * r + splat(1.0f / 24);
-    p = p * r + splat(1.0f / 6);
-    p = p * r + splat(0.5f);
-    p = p * r + splat(1.0f);
-    p = p * r + splat(1.0f);
-    const vec power = (vec)(((ivec)shifted << 23) + 0x3f800000);
-    return p * power;
-}
-
-/* ---- Row by row: norm, activation ------------------------------------------------------------------------------- */
-
-CLONED static void rms_norm_row(const float *x, const float *weight, float *out, int64_t width, float eps) {
-    vec squares0 = splat(0), squares1 = splat(0);
-    int64_t i = 0;
-    for (; i + 2 * WIDTH <= width; i += 2 * WIDTH) {
-        const vec a = load(x + i), b = load(x + i + WIDTH);
-        squares0 += a * a;
-        squares1 += b * b;
-    }
-    float total = sum(squares0 + squares1);
-    for (; i < width; i++) total += x[i] * x[i];
-    const float factor = 1.0f / sqrtf(total / (float)width + eps);
-    for (i = 0; i + WIDTH <= width; i += WIDTH) store(out + i, load(x + i) * splat(factor) * load(weight + i));
-    for (; i < width; i++) out[i] = x[i] * factor * weight[i];
-}
-
-void tenure_rms_norm(const float *x, const float *weight, float *out, int64_t rows, int64_t width, float eps) {
-#pragma omp parallel for if (rows * width > SERIAL_ELEMENTS)
-    for (int64_t row = 0; row < rows; row++)
-        rms_norm_row(x + row * width, weight, out + row * width, width, eps);
-}
-
-ALWAYS_INLINE vec silu(vec x) { return x / (splat(1.0f) + exponential(-x)); }
-
-CLONED static void silu_mul_part(const float *gate, const float *up, float *out, int64_t width) {
-    int64_t i = 0;
-    for (; i + WIDTH <= width; i += WIDTH) store(out + i, silu(load(gate + i)) * load(up + i));
-    if (i == width) return;
-    float padded[WIDTH] = {0};
-    memcpy(padded, gate + i, (size_t)(width - i) * sizeof(float));
-    store(padded, silu(load(padded)));
-    for (int64_t j = 0; i < width; i++, j++) out[i] = padded[j] * up[i];
-}
-
-/* Two parts per row, so that a single row is shared out as well. */
-void tenure_silu_mul(const float *gate_up, float *out, int64_t rows, int64_t width) {
-    const int64_t half = width / 2 / WIDTH * WIDTH;
-#pragma omp parallel for if (rows * width > SERIAL_ELEMENTS / 4)
-    for (int64_t part = 0; part < 2 * rows; part++) {
-        const int64_t row = part / 2, first = part % 2 ? half : 0;
-        const float *gate = gate_up + row * 2 * width + first;
-        silu_mul_part(gate, gate + width, out + row * width + first, part % 2 ? width - half : half);
-    }
-}
-
-/* ---- Rotary embedding, and the new keys and values into the cache --------------------------------------------------- */
-
-/* What all layers of a model share; `Heads` in native.py. */
+/* What all layers of a model share; `Heads` in attention_plan.py. */
 typedef struct {
     int64_t num_heads, num_kv_heads, head_dim, block_size;
     float scale;
@@ -164,11 +36,8 @@ void tenure_rotate_and_store(const heads_shape *shape, float *heads, const float
     const int64_t row_size = (shape->num_heads + 2 * shape->num_kv_heads) * shape->head_dim;
 #pragma omp parallel for if (rows * row_size > SERIAL_ELEMENTS)
     for (int64_t row = 0; row < rows; row++)
-        rotate_and_store_row(shape, heads + row * row_size, rotations + row * shape->head_dim, slots[row],
-                                    cache);
+        rotate_and_store_row(shape, heads + row * row_size, rotations + row * shape->head_dim, slots[row], cache);
 }
-
-/* ---- Paged attention ---------------------------------------------------------------------------------------------- */
 
 /* A task is one range of keys for some neighbouring rows of one sequence. It goes through them head by head, for all the
  * query heads that share a key-value head at once, so that each key is read once. Keys are taken in chunks that fit the
@@ -464,8 +333,7 @@ void tenure_attend(const attention_plan *plan, const float *heads, const float *
             const attention_merge *merge = plan->merges + i / num_heads;
             const int64_t head = i % num_heads;
             merge_head(plan->partials + merge->first_partial * partial_size + head * (head_dim + 2),
-                              merge->num_partials, partial_size, head_dim,
-                              out + (merge->row * num_heads + head) * head_dim);
+                       merge->num_partials, partial_size, head_dim, out + (merge->row * num_heads + head) * head_dim);
         }
     }
 }
@@ -474,12 +342,4 @@ void tenure_attend(const attention_plan *plan, const float *heads, const float *
 int64_t tenure_has_attention_layout(int64_t max_queries, int64_t shape, int64_t plan, int64_t task, int64_t merge) {
     return max_queries == MAX_QUERIES && shape == sizeof(heads_shape) && plan == sizeof(attention_plan) &&
            task == sizeof(attention_task) && merge == sizeof(attention_merge);
-}
-
-/* How many threads a parallel region gets. */
-int64_t tenure_threads(void) {
-    int64_t threads = 0;
-#pragma omp parallel reduction(+ : threads)
-    threads += 1;
-    return threads;
 }
