@@ -14,7 +14,7 @@ import time
 import torch
 
 from tenure.core.budget import StepBudget
-from tenure.core.report import Limits
+from tenure.core.limits import Limits
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
 from tenure.engine.executor import ModelExecutor

@@ -8,8 +8,8 @@ read there: whoever is given a wrong block produces wrong text and is told so at
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from tenure.core.limits import Limits
 from tenure.core.plan import Row, RowResult, Start, StepPlan, StepResult
-from tenure.core.report import Limits
 from tenure.pooling import Pooled
 from tenure.sampling import SamplingParams, TokenLogprobs
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tenure.core.budget import StepBudget
-from tenure.core.report import Limits
+from tenure.core.limits import Limits
 from tenure.pooling import PoolingTask
 from tenure.sampling import RepetitionDetection
 from tests.core.simulation import Ask, Simulation

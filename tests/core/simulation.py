@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from tenure.core.budget import StepBudget
 from tenure.core.lifecycle import State
+from tenure.core.limits import Limits
 from tenure.core.plan import Row, StepPlan, StepResult
-from tenure.core.report import Effects, Limits, Output
+from tenure.core.report import Effects, Output
 from tenure.core.request import MOST_EVICTIONS, Item, Request
 from tenure.core.scheduler import Scheduler
 from tenure.outcomes import FinishReason, Outcome
@@ -328,7 +329,7 @@ class Simulation:
         self._end(effects.ended)
 
     def _output(self, output: Output) -> None:
-        record = self.records[output.request.number]
+        record = self.records[output.request]
         assert record.ending is None, "an output after the end"
         assert not record.closed(output.index), "an output of an item that has ended"
         tokens = record.tokens[output.index]

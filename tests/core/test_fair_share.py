@@ -3,7 +3,7 @@
 import pytest
 
 from tenure.core.budget import StepBudget
-from tenure.core.report import Limits
+from tenure.core.limits import Limits
 from tenure.outcomes import Outcome
 from tenure.pooling import PoolingTask
 from tests.core.scripts import text

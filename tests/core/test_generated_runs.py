@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenure.core.budget import StepBudget
-from tenure.core.report import Limits
+from tenure.core.limits import Limits
 from tenure.outcomes import Outcome
 from tenure.pooling import PoolingTask
 from tenure.sampling import RepetitionDetection

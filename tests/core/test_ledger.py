@@ -194,11 +194,27 @@ def test_a_quarantined_block_that_another_item_shares_counts_as_leased(ledger: L
 
 
 @pytest.mark.parametrize(
-    ("numbers", "conserved"),
-    [((8, 5, 1, 1, 1), True), ((8, 5, 1, 1, 0), False), ((8, 6, 1, 1, 1), False), ((8, 9, 0, -1, 0), False)],
+    ("blocks", "slots", "conserved"),
+    [
+        ((8, 5, 1, 1, 1), (2, 1, 1), True),
+        ((8, 5, 1, 1, 0), (2, 1, 1), False),
+        ((8, 6, 1, 1, 1), (2, 1, 1), False),
+        ((8, 9, 0, -1, 0), (2, 1, 1), False),
+        ((8, 5, 1, 1, 1), (2, 1, 0), False),
+        ((8, 5, 1, 1, 1), (2, 1, 2), False),
+    ],
 )
-def test_a_snapshot_knows_whether_it_adds_up(numbers: tuple[int, ...], conserved: bool) -> None:
-    assert LedgerSnapshot(*numbers, slots_total=2, slots_free=2).conserved is conserved
+def test_a_snapshot_knows_whether_it_adds_up(blocks: tuple[int, ...], slots: tuple[int, ...], conserved: bool) -> None:
+    assert LedgerSnapshot(*blocks, *slots).conserved is conserved
+
+
+def test_a_slot_that_two_leases_have_or_none_shows_in_the_snapshot(ledger: Ledger) -> None:
+    opened(ledger, 1)
+    assert (ledger.snapshot().slots_free, ledger.snapshot().slots_leased) == (1, 1)
+    lost = ledger._free_slots.pop()
+    assert not ledger.snapshot().conserved
+    ledger._free_slots += [lost, ledger.leases()[0].slot]
+    assert not ledger.snapshot().conserved
 
 
 def test_names_say_who_holds(ledger: Ledger) -> None:

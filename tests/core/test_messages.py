@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from tenure.core.ledger import LedgerError
+from tenure.core.limits import Limits
 from tenure.core.plan import RowResult, StepResult
-from tenure.core.report import Limits, SchedulerSnapshot
+from tenure.core.report import SchedulerSnapshot
 from tenure.outcomes import Outcome
 from tests.core.scripts import UNBOUNDED, text
 from tests.core.simulation import Ask, Simulation

@@ -4,7 +4,7 @@ import pytest
 
 from tenure.core.budget import StepBudget
 from tenure.core.lifecycle import State
-from tenure.core.report import Limits
+from tenure.core.limits import Limits
 from tenure.core.request import MOST_EVICTIONS
 from tenure.outcomes import Outcome
 from tests.core.scripts import ONE_ROW, UNBOUNDED, text

@@ -7,7 +7,7 @@ from types import FrameType
 
 import pytest
 
-from tenure.core.report import Limits
+from tenure.core.limits import Limits
 from tenure.core.scheduler import Scheduler
 from tenure.outcomes import Outcome
 from tests.core.executor import ScriptedExecutor

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tenure.core.budget import StepBudget
-from tenure.core.report import Limits
+from tenure.core.limits import Limits
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
 from tenure.engine.executor import ModelExecutor
@@ -83,7 +83,7 @@ class Engine:
         with torch.inference_mode():
             self._executor.launch(plan)
         effects = self.scheduler.land(self._executor.land())
-        return [(output.request.number, output.token) for output in effects.outputs if output.token is not None]
+        return [(output.request, output.token) for output in effects.outputs if output.token is not None]
 
     def texts(self, prompts: Sequence[Sequence[int]], max_tokens: int = NEW_TOKENS) -> list[list[int]]:
         """Greedy tokens of prompts that run together."""

@@ -15,13 +15,13 @@ import msgspec
 import pytest
 
 from tenure.core.admission import GateLimits
+from tenure.core.limits import Limits
 from tenure.core.plan import StepResult
-from tenure.core.report import Limits
 from tenure.core.scheduler import Scheduler
 from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.io_thread import IOThread
 from tenure.engine.loop import EngineLoop
-from tenure.engine.orders import Add, Cancel, EngineSnapshot, Order, Progress, Stop
+from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Order, Progress, Stop
 from tenure.engine.pace import Pace
 from tenure.engine.switchboard import Switchboard
 from tenure.outcomes import Outcome
@@ -120,10 +120,10 @@ def test_requests_go_to_the_loop_and_endings_come_back(tmp_path: Path) -> None:
         add = rig.orders.get(timeout=30)
         assert isinstance(add, Add)
         assert rig.orders.get(timeout=30) == Cancel(add.request.number, Outcome.ABORTED)
-        add.request.outcome = Outcome.ABORTED
-        rig.thread.tell(1, [output(add.request, 0, 9)], [add.request])
+        ending = Ending(add.request.number, Outcome.ABORTED, "", 0.5)
+        rig.thread.tell(1, [output(add.request, 0, 9)], [ending])
         assert peer.hear().outputs[0].tokens == [9]
-        assert peer.hear() == wire.Ended(request=1, outcome=Outcome.ABORTED)
+        assert peer.hear() == wire.Ended(request=1, outcome=Outcome.ABORTED, queue_seconds=0.5)
 
 
 def test_what_the_loop_tells_arrives_whole_and_in_order(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_what_the_loop_tells_arrives_whole_and_in_order(tmp_path: Path) -> None:
         assert isinstance(add, Add)
         for step in range(5000):
             rig.thread.tell(step, [output(add.request, 0, step)], [])
-        rig.thread.tell(5000, [], [add.request])
+        rig.thread.tell(5000, [], [Ending(add.request.number, Outcome.OK, "", None)])
         heard = [peer.hear() for _ in range(5001)]
         assert [message.outputs[0].tokens for message in heard[:-1]] == [[step] for step in range(5000)]
         assert isinstance(heard[-1], wire.Ended)

@@ -14,15 +14,19 @@ HOLDERS = [wire.HolderRow("item 7", "cmpl-1", "label", "running", 2, 0.5)]
 
 
 def snapshot(conserved: bool = True) -> EngineSnapshot:
-    blocks = LedgerSnapshot(total=16, free=10, cached=3, leased=2, quarantined=1, slots_total=4, slots_free=3)
+    blocks = LedgerSnapshot(
+        total=16, free=10, cached=3, leased=2, quarantined=1, slots_total=4, slots_free=3, slots_leased=1
+    )
     scheduler = SchedulerSnapshot(
         ledger=blocks,
         items={State.ADMITTED: 1, State.WAITING: 2, State.RUNNING: 3, State.PREEMPTED: 4},
-        counts=Counts(computed=1, cached=2, recomputed=3, sampled=4, wasted=5, preemptions=6, steps=7, unmatched=8),
+        counts=Counts(
+            computed=1, cached=2, queried=9, recomputed=3, sampled=4, wasted=5, preemptions=6, steps=7, unmatched=8
+        ),
         finish_reasons={FinishReason.LENGTH: 9},
         requests=5,
     )
-    return EngineSnapshot(11, scheduler, HOLDERS, conserved)
+    return EngineSnapshot(11, scheduler, HOLDERS, conserved, wire.EngineFigures(queued_requests=12))
 
 
 def test_every_figure_has_its_place() -> None:
@@ -43,6 +47,7 @@ def test_every_figure_has_its_place() -> None:
         steps=7,
         preemptions=6,
         unmatched_messages=108,
+        figures=wire.EngineFigures(queued_requests=12, queried_tokens=9),
     )
 
 

@@ -55,11 +55,13 @@ class LedgerSnapshot(msgspec.Struct, frozen=True, gc=False):
     quarantined: int
     slots_total: int
     slots_free: int
+    slots_leased: int
 
     @property
     def conserved(self) -> bool:
-        in_use = self.free + self.cached + self.leased + self.quarantined
-        return in_use == self.total and min(self.free, self.cached, self.leased, self.quarantined) >= 0
+        blocks = (self.free, self.cached, self.leased, self.quarantined)
+        slots = (self.slots_free, self.slots_leased)
+        return sum(blocks) == self.total and sum(slots) == self.slots_total and min(*blocks, *slots) >= 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -186,6 +188,7 @@ class Ledger:
             quarantined=len(quarantined),
             slots_total=self.num_slots,
             slots_free=len(self._free_slots),
+            slots_leased=len(self._leases),
         )
 
     def audit(self) -> None:

@@ -1,4 +1,4 @@
-"""What the scheduler is told at its birth, and what it tells: limits, outputs, counts, snapshots."""
+"""What the scheduler tells: outputs, what has ended, counts, snapshots."""
 
 from typing import NamedTuple
 
@@ -12,33 +12,11 @@ from tenure.pooling import Pooled
 from tenure.sampling import TokenLogprobs
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What fits into one engine. A model that reads each text in one piece keeps no cache: it has no blocks."""
-
-    max_model_len: int
-    num_slots: int
-    num_blocks: int = 0
-    block_size: int = 0
-
-    @property
-    def paged(self) -> bool:
-        """Items keep their computed tokens in blocks, and so can be computed piece by piece."""
-        return self.block_size > 0
-
-    @property
-    def capacity(self) -> int:
-        """The most tokens that one item can have."""
-        return min(self.max_model_len, self.num_blocks * self.block_size) if self.paged else self.max_model_len
-
-    def blocks_for(self, tokens: int) -> int:
-        """How many blocks so many tokens take."""
-        return -(-tokens // self.block_size) if self.paged else 0
-
-
 class Output(msgspec.Struct, frozen=True, gc=False):
     """What a landed row means to the caller of its item."""
 
-    request: Request
+    request: int
+    """Its number."""
     index: int
     token: int | None
     logprobs: TokenLogprobs | None
@@ -61,6 +39,9 @@ class Counts(msgspec.Struct):
 
     computed: int = 0
     cached: int = 0
+    """Found in the prefix cache."""
+    queried: int = 0
+    """Looked up in it."""
     recomputed: int = 0
     sampled: int = 0
     wasted: int = 0

@@ -102,7 +102,6 @@ class Request:
     end_by: float | None = None  # when it must be over
     begun: bool = False  # some item has run
     stalled: bool = False  # its caller does not read: nothing of it is to run
-    queue_seconds: float | None = None  # until its first row, if it had one; noted by the loop at its end
     arrival: int = 0  # its place in the order of arrivals; set when it is added
     outcome: Outcome | None = None
     message: str = ""

@@ -26,9 +26,10 @@ from tenure.core.budget import Purse, StepBudget
 from tenure.core.finish import finish_of
 from tenure.core.ledger import Ledger, LedgerError
 from tenure.core.lifecycle import Event, State
+from tenure.core.limits import Limits
 from tenure.core.open_requests import OpenRequests
 from tenure.core.plan import Row, RowResult, StepPlan, StepResult
-from tenure.core.report import Counts, Effects, Limits, Output, SchedulerSnapshot
+from tenure.core.report import Counts, Effects, Output, SchedulerSnapshot
 from tenure.core.request import Item, Request
 from tenure.core.runs import Run, Runs
 from tenure.core.steps import Flight, StepsInFlight, holder_of
@@ -48,8 +49,8 @@ class Scheduler:
         self.limits = limits
         self.ledger = Ledger(limits.num_blocks, limits.num_slots)
         self.counts = Counts()
-        self.names = BlockNames(cache_seed, limits.block_size, enabled=prefix_caching)
         self.finish_reasons: Counter[str] = Counter()
+        self._names = BlockNames(cache_seed, limits.block_size, enabled=prefix_caching)
         self._open = OpenRequests()
         self._waiting = WaitingQueue()
         self._runs = Runs(self.ledger)
@@ -199,7 +200,7 @@ class Scheduler:
         """Add waiting items to `flights`, oldest first, up to the first that slots, blocks or budget do not allow."""
         least = 0 if any(flight.row.count > 1 for flight in flights) else self.limits.block_size
         while self.ledger.available_slots and (item := self._waiting.head()) is not None:
-            matched = self.ledger.cache.match(self.names.usable(item))
+            matched = self.ledger.cache.match(self._names.usable(item))
             fresh = self.limits.blocks_for(self._needed(item)) - len(matched)
             idle = sum(self.ledger.cache.is_idle(block) for block in matched)
             # One block for each item that runs is left, so that an item is not evicted right after it was started.
@@ -230,6 +231,7 @@ class Scheduler:
         self._open.apply(item, Event.START)
         item.request.begun = True
         self._shares.note_start(item)
+        self.counts.queried += len(item.tokens) * self._names.shared(item)
         self.counts.cached += run.computed
         if not item.preemptions:
             item.cached = min(run.computed, item.prompt_length)
@@ -278,7 +280,7 @@ class Scheduler:
         if result.error is not None:
             self._fail(item.request, result.outcome, result.error)
             return []
-        self.names.publish(run, self.ledger)
+        self._names.publish(run, self.ledger)
         item.note_prompt_logprobs(row.start, result.prompt_logprobs)
         if run.computed >= item.prompt_length:
             self._enqueue_followers(item)
@@ -296,7 +298,7 @@ class Scheduler:
         reason, stop_token = finish_of(item)
         first, item.reported = not item.reported, True
         output = Output(
-            item.request,
+            item.request.number,
             item.index,
             result.token,
             result.logprobs,

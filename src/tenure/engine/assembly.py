@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 
 from tenure.config import EngineConfig
+from tenure.core.limits import Limits
 from tenure.core.plan import Row, Start, StepPlan
-from tenure.core.report import Limits
 from tenure.core.scheduler import Scheduler
 from tenure.engine.encoder_executor import EncoderExecutor
 from tenure.engine.estimator import StepCostEstimator

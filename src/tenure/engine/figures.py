@@ -12,6 +12,8 @@ as `ok` has a decode time. Times are seconds by the loop's clock, which is also 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from tenure.core.plan import StepPlan
 from tenure.core.report import Output
 from tenure.core.request import Item, Request
@@ -53,9 +55,10 @@ class _Histogram:
 class _Times:
     """When an open request had its first row, its first token and its last one; None before that."""
 
-    __slots__ = ("first_token", "last_token", "started", "told")
+    __slots__ = ("first_token", "last_token", "prompt_tokens", "started", "told")
 
-    def __init__(self) -> None:
+    def __init__(self, prompt_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
         self.started: float | None = None
         self.first_token: float | None = None
         self.last_token = 0.0
@@ -70,11 +73,10 @@ class Figures:
         self._open: dict[int, _Times] = {}
         self._queued = 0
         self._prompt_tokens = 0
-        self._queried_tokens = 0
 
     def admit(self, request: Request) -> None:
         """The loop has taken in a request."""
-        self._open[request.number] = _Times()
+        self._open[request.number] = _Times(sum(item.prompt_length for item in request.items if item.choice == 0))
         self._queued += 1
 
     def start(self, items: Iterable[Item], now: float) -> None:
@@ -86,10 +88,6 @@ class Figures:
                 self._queued -= 1
                 self._observe("queue_seconds", max(0.0, now - item.request.arrived_at))
 
-    def look_up(self, tokens: int) -> None:
-        """So many tokens of an item that starts were looked up in the prefix cache."""
-        self._queried_tokens += tokens
-
     def step(self, plan: StepPlan, seconds: float) -> None:
         """A step has landed."""
         self._observe("step_seconds", seconds)
@@ -99,12 +97,12 @@ class Figures:
     def tell(self, outputs: Iterable[Output], now: float) -> None:
         """Items have something to say."""
         for output in outputs:
-            times = self._open.get(output.request.number)
+            times = self._open.get(output.request)
             if times is None:
                 continue
             if not times.told:
                 times.told = True
-                self._prompt_tokens += sum(item.prompt_length for item in output.request.items if item.choice == 0)
+                self._prompt_tokens += times.prompt_tokens
             if output.token is None:
                 continue
             times.last_token = now
@@ -125,8 +123,9 @@ class Figures:
         return max(0.0, times.started - request.arrived_at)
 
     def snapshot(self) -> EngineFigures:
+        """What was measured here; how many tokens were looked up in the prefix cache is the scheduler's to say."""
         histograms = {name: histogram.snapshot() for name, histogram in self._histograms.items()}
-        return EngineFigures(self._queued, self._prompt_tokens, self._queried_tokens, **histograms)
+        return msgspec.structs.replace(EngineFigures(self._queued, self._prompt_tokens), **histograms)
 
     def __repr__(self) -> str:
         return f"<Figures: {len(self._open)} open, {self._queued} of them queued>"

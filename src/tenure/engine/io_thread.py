@@ -12,8 +12,7 @@ import anyio
 
 from tenure.core.admission import GateLimits
 from tenure.core.report import Output
-from tenure.core.request import Request
-from tenure.engine.orders import EngineSnapshot, Order, Progress, Stop
+from tenure.engine.orders import Ending, EngineSnapshot, Order, Progress, Stop
 from tenure.engine.pulse import Pulse
 from tenure.engine.switchboard import Beat, Switchboard, unheard
 from tenure.process.lifeline import end_of_file
@@ -41,7 +40,7 @@ class IOThread:
         self._beat = beat
         self._listener = listener
         self._lifeline = lifeline
-        self._told: queue.Queue[tuple[int, list[Output], list[Request]]] = queue.Queue(_TOLD_LIMIT)
+        self._told: queue.Queue[tuple[int, list[Output], list[Ending]]] = queue.Queue(_TOLD_LIMIT)
         self._anything_told = anyio.Event()
         self._thread = threading.Thread(target=self._run, name="tenure-io", daemon=True)
         self._started = threading.Event()
@@ -78,7 +77,7 @@ class IOThread:
     def publish(self, snapshot: EngineSnapshot) -> None:
         self._switchboard.publish(snapshot)
 
-    def tell(self, step: int, outputs: list[Output], ended: list[Request]) -> None:
+    def tell(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
         while not self._ended.is_set():
             try:
                 self._told.put((step, outputs, ended), timeout=_TELL_TIMEOUT)

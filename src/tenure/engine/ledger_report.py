@@ -2,6 +2,8 @@
 
 from itertools import islice
 
+import msgspec
+
 from tenure.core.admission import GateSnapshot
 from tenure.core.lifecycle import State
 from tenure.core.scheduler import Scheduler
@@ -50,7 +52,7 @@ def engine_ledger(
         answering=True,
         conserved=engine.conserved,
         blocks=BlockCounts(blocks.total, blocks.free, blocks.cached, blocks.leased, blocks.quarantined),
-        slots=SlotCounts(blocks.slots_total, blocks.slots_free, blocks.slots_total - blocks.slots_free),
+        slots=SlotCounts(blocks.slots_total, blocks.slots_free, blocks.slots_leased),
         permits=PermitCounts(
             PermitCount(gate.requests),
             PermitCount(gate.items, gate.items_limit),
@@ -75,5 +77,5 @@ def engine_ledger(
         steps=counts.steps,
         preemptions=counts.preemptions,
         unmatched_messages=counts.unmatched + unmatched,
-        figures=engine.figures,
+        figures=msgspec.structs.replace(engine.figures, queried_tokens=counts.queried),
     )

@@ -18,7 +18,7 @@ from tenure.core.scheduler import Scheduler
 from tenure.engine.audit import IdleAudit
 from tenure.engine.figures import Figures
 from tenure.engine.ledger_report import holder_rows
-from tenure.engine.orders import Add, Cancel, EngineSnapshot, Finish, Order, Port, Progress, Resume, Stall, Stop
+from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Finish, Order, Port, Progress, Resume, Stall, Stop
 from tenure.engine.pace import Pace
 
 logger = logging.getLogger("tenure.engine")
@@ -139,9 +139,7 @@ class EngineLoop:
         """
         if not plan.starts:
             return
-        items = self._scheduler.items_of(plan.number)[-len(plan.starts) :]
-        self._figures.start(items, now)
-        self._figures.look_up(sum(len(item.tokens) for item in items if self._scheduler.names.shared(item)))
+        self._figures.start(self._scheduler.items_of(plan.number)[-len(plan.starts) :], now)
         self._publish()
 
     def _execute(self, plan: StepPlan) -> StepResult:
@@ -156,12 +154,11 @@ class EngineLoop:
     def _tell(self, outputs: list[Output], ended: list[Request]) -> None:
         now = self._clock()
         self._figures.tell(outputs, now)
-        for request in ended:
-            request.queue_seconds = self._figures.end(request, now)
+        endings = [Ending.of(request, self._figures.end(request, now)) for request in ended]
         self._audit.note_change()
         self._publish()
-        if outputs or ended:
-            self._port.tell(self.progress.step, outputs, ended)
+        if outputs or endings:
+            self._port.tell(self.progress.step, outputs, endings)
 
     def _publish(self) -> None:
         self._sequence += 1

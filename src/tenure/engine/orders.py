@@ -1,6 +1,7 @@
 """What the engine loop and its I/O thread say to each other: orders one way, endings and snapshots the other.
 
-Orders wait in a bounded queue, in the order in which they were given. Everything here is immutable.
+Orders wait in a bounded queue, in the order in which they were given. Everything here is immutable but the request
+of an `Add`: it is handed over, and from then on the loop's thread alone touches it.
 """
 
 from typing import NamedTuple, Protocol
@@ -59,9 +60,25 @@ class Progress(NamedTuple):
     since: float | None
 
 
+class Ending(NamedTuple):
+    """A request is over and holds nothing any more."""
+
+    number: int
+    outcome: Outcome
+    message: str
+    queue_seconds: float | None
+    """From its arrival to its first row; None when it had none."""
+
+    @classmethod
+    def of(cls, request: Request, queue_seconds: float | None) -> "Ending":
+        """That of a request which the scheduler has closed."""
+        assert request.outcome is not None
+        return cls(request.number, request.outcome, request.message, queue_seconds)
+
+
 class Port(Protocol):
     """Where the loop's words go; called in the loop's thread."""
 
     def publish(self, snapshot: EngineSnapshot) -> None: ...
 
-    def tell(self, step: int, outputs: list[Output], ended: list[Request]) -> None: ...
+    def tell(self, step: int, outputs: list[Output], ended: list[Ending]) -> None: ...

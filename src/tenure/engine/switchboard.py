@@ -28,10 +28,9 @@ from anyio.abc import TaskGroup
 from tenure.core.admission import Gate, GateLimits, Permit, Refusal
 from tenure.core.ledger import LedgerError
 from tenure.core.report import Output
-from tenure.core.request import Request
 from tenure.engine import translation
 from tenure.engine.ledger_report import engine_ledger
-from tenure.engine.orders import Add, Cancel, EngineSnapshot, Finish, Order, Progress, Resume, Stall
+from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Finish, Order, Progress, Resume, Stall
 from tenure.engine.register import Name, Register
 from tenure.outcomes import Outcome
 from tenure.process.reports import HEARTBEAT_INTERVAL
@@ -115,18 +114,18 @@ class Switchboard:
         """Take the loop's newest snapshot. Called in the loop's thread: one assignment."""
         self._snapshot = snapshot
 
-    def deliver(self, step: int, outputs: list[Output], ended: list[Request]) -> None:
+    def deliver(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
         """Pass on what the loop told, and take back the permits of requests that are over."""
         by_connection: dict[int, list[wire.ItemOutput]] = {}
         for output in outputs:
-            entry = self._open[output.request.number]
+            entry = self._open[output.request]
             by_connection.setdefault(entry.connection.number, []).append(
                 translation.item_output(entry.wire_number, output)
             )
         for number, items in by_connection.items():
             self._send_outputs(self._connections.get(number), step, items)
-        for request in ended:
-            self._end(request)
+        for ending in ended:
+            self._end(ending)
 
     def _send_outputs(self, connection: _Connection | None, step: int, items: list[wire.ItemOutput]) -> None:
         """Send what a step put out. An item whose part alone is too large for a message ends its request."""
@@ -142,18 +141,18 @@ class Switchboard:
                 entry.fault = str(error)
                 self._cancel(entry, Outcome.ENGINE_ERROR)
 
-    def _end(self, request: Request) -> None:
+    def _end(self, ending: Ending) -> None:
         assert self._gate is not None
-        entry, now = self._open.pop(request.number), time.monotonic()
+        entry, now = self._open.pop(ending.number), time.monotonic()
         self._gate.release(entry.permit, now)
         entry.connection.requests.pop(entry.wire_number)
-        outcome = Outcome.ENGINE_ERROR if entry.fault else request.outcome or Outcome.OK
+        outcome = Outcome.ENGINE_ERROR if entry.fault else ending.outcome
         self._register.leave(entry.number, outcome, now)
         ended = wire.Ended(
             request=entry.wire_number,
             outcome=outcome,
-            message=entry.fault or request.message,
-            queue_seconds=request.queue_seconds,
+            message=entry.fault or ending.message,
+            queue_seconds=ending.queue_seconds,
         )
         self._send(self._connections.get(entry.connection.number), ended)
         self._answer()
