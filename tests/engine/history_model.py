@@ -42,12 +42,16 @@ def continued(tokens: list[int], count: int) -> list[int]:
 
 
 class HistoryModel:
-    """Counts what it is asked for; logits of the keys in `broken` are NaN; `fails` makes the next pass raise."""
+    """Counts what it is asked for; logits of the keys in `broken` are NaN; `fails` makes the next pass raise.
+
+    Tokens in `overflowing` are infinite in the cache once a pass has read them.
+    """
 
     def __init__(self) -> None:
         self.logits_rows: list[int] = []
         self.forward_rows: list[int] = []
         self.broken: set[int] = set()
+        self.overflowing: set[int] = set()
         self.fails = False
 
     def forward(self, batch: PackedBatch, cache: KVCache) -> Tensor:
@@ -64,6 +68,8 @@ class HistoryModel:
             tokens = [int(stored[blocks[at // BLOCK_SIZE], at % BLOCK_SIZE]) for at in range(context)]
             assert batch.positions_T[first:last].tolist() == list(range(context - (last - first), context))
             keys += [key_of(tokens[: at + 1]) for at in batch.positions_T[first:last].tolist()]
+        lost = torch.isin(batch.token_ids_T, torch.tensor(sorted(self.overflowing), dtype=torch.int64))
+        stored[batch.slot_mapping_T[lost] // BLOCK_SIZE, batch.slot_mapping_T[lost] % BLOCK_SIZE] = torch.inf
         return torch.tensor(keys)[:, None]
 
     def states(self, hidden_RD: Tensor) -> Tensor:

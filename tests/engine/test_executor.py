@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from tenure.engine.executor import UNSOUND
 from tenure.engine.sampler import NOT_FINITE
 from tenure.errors import InternalError
 from tests.engine.history_model import BLOCK_SIZE, Bench, continued, key_of, next_token, params, row, start
@@ -146,7 +147,6 @@ def test_a_row_without_blocks_for_its_tokens_is_refused(bench):
 def test_the_window_can_be_filled_to_its_last_token():
     bench = Bench(max_model_len=10)
     assert generate(bench, PROMPT, 5) == continued(PROMPT, 5)
-    assert bench.executor.snapshot().tokens_drawn == 5
 
 
 # Draws
@@ -199,6 +199,21 @@ def test_a_row_that_is_not_finite_fails_alone_and_leaves_no_trace_in_its_blocks(
     assert bench.cache.layers[0][3].any()
 
 
+def test_a_row_that_stores_what_is_not_finite_fails_alone_whether_it_draws_or_not(bench):
+    bench.model.overflowing = {PROMPT[1]}
+    results = bench.step(
+        [start(0, PROMPT), start(1, [8, 6]), start(2, PROMPT)],
+        [row(0, 0, 4, [1], samples=False), row(1, 0, 2, [3]), row(2, 0, 6, [4, 5])],
+    )
+    assert [result.error for result in results] == [UNSOUND, None, UNSOUND]
+    assert [result.token for result in results] == [None, next_token([8, 6]), None]
+    assert not bench.cache.layers[0][[1, 4, 5]].any()
+    assert bench.cache.layers[0][3].any()
+    bench.model.overflowing = {next_token([8, 6])}
+    assert bench.step([], [row(1, 2, 1)])[0].error == UNSOUND
+    assert not bench.cache.layers[0].any()
+
+
 def test_rows_of_a_failed_item_already_planned_get_an_error_and_its_slot_can_be_leased_again(bench):
     bench.model.broken = {key_of(PROMPT)}
     bench.launch([start(0, PROMPT), start(1, [8, 6])], [row(0, 0, 6, [1, 2]), row(1, 0, 2, [3])])
@@ -216,9 +231,8 @@ def test_a_step_of_failed_items_alone_still_has_a_result_for_each_row(bench):
     bench.model.broken = {key_of(PROMPT)}
     bench.launch([start(0, PROMPT)], [row(0, 0, 6, [1, 2])])
     bench.launch([], [row(0, 6, 1)])
-    assert [len(bench.land().rows) for _ in range(2)] == [1, 1]
+    assert [[row.error is not None for row in bench.land().rows] for _ in range(2)] == [[True], [True]]
     assert bench.model.forward_rows == [6]
-    assert bench.executor.snapshot().rows_failed == 2
 
 
 def test_after_a_pass_that_raises_nothing_is_in_flight_and_other_items_go_on(bench):
@@ -226,15 +240,7 @@ def test_after_a_pass_that_raises_nothing_is_in_flight_and_other_items_go_on(ben
     bench.model.fails = True
     with pytest.raises(RuntimeError):
         bench.launch([start(1, PROMPT)], [row(1, 0, 6, [3, 4])])
-    assert bench.executor.snapshot().in_flight == 0
+    with pytest.raises(InternalError, match="no step"):
+        bench.land()
     results = bench.step([start(1, [8, 6], generation=2)], [row(0, 6, 1), row(1, 0, 2, [3], generation=2)])
     assert [result.token for result in results] == [continued(PROMPT, 2)[1], next_token([8, 6])]
-
-
-def test_the_snapshot_counts_steps_and_tokens(bench):
-    bench.launch([start(0, PROMPT)], [row(0, 0, 6, [1, 2])])
-    assert bench.executor.snapshot().in_flight == 1
-    bench.land()
-    bench.step([], [row(0, 6, 1)])
-    counts = bench.executor.snapshot()
-    assert (counts.steps, counts.in_flight, counts.tokens_computed, counts.tokens_drawn) == (2, 0, 7, 2)

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from tenure.core.budget import StepBudget
-from tenure.core.report import Effects, Limits
+from tenure.core.limits import Limits
+from tenure.core.report import Effects
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
-from tenure.engine.executor import ModelExecutor
-from tenure.engine.pooled_row import NOT_FINITE
+from tenure.engine.executor import UNSOUND, ModelExecutor
 from tenure.engine.pooling_head import PoolingHead
 from tenure.models.heads import AnswerHead, LabelHead, OutputHead
 from tenure.models.loader import load
@@ -181,10 +181,10 @@ def test_a_text_that_meets_broken_weights_fails_its_own_request_only(
     answers = {}
     while reader.scheduler.busy:
         for output in reader.step().outputs:
-            assert output.request is whole
+            assert output.request == whole.number
             assert output.pooled is not None
             answers[output.index] = np.frombuffer(output.pooled.data, "<f4")
-    assert (broken.outcome, broken.message) == (Outcome.ENGINE_ERROR, NOT_FINITE)
+    assert (broken.outcome, broken.message) == (Outcome.ENGINE_ERROR, UNSOUND)
     assert whole.outcome is Outcome.OK
     assert len(sound) > 2
     assert_close(np.stack([answers[i] for i in range(len(sound))]), reference_embeddings(reference, sound))

@@ -1,5 +1,8 @@
-"""The cache's size and its clearing."""
+"""The cache's size, its clearing, and what it finds."""
 
+from itertools import product
+
+import pytest
 import torch
 
 from tenure.kv.cache import CacheShape, KVCache
@@ -22,3 +25,28 @@ def test_clearing_touches_the_named_blocks_only() -> None:
         assert layer[[1, 3]].count_nonzero() == 0
         assert layer[[0, 2]].isnan().all()
     cache.clear([])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_one_number_that_is_not_finite_is_found_at_its_slot_alone(dtype: torch.dtype, value: float) -> None:
+    cache = KVCache(CacheShape(num_layers=3, num_kv_heads=2, head_dim=8, dtype=dtype), num_blocks=5, block_size=4)
+    for layer in cache.layers:
+        layer.fill_(torch.finfo(dtype).max)
+        layer[::2].neg_()
+    everything = torch.arange(20)
+    assert cache.finite(everything)
+    for layer, part, head, place in product(range(3), range(2), range(2), (0, 7)):
+        cache.layers[layer][3, part, head, 2, place] = value
+        assert not cache.finite(everything)
+        assert not cache.finite(torch.tensor([14]))
+        assert cache.finite(everything[everything != 14])
+        cache.layers[layer][3, part, head, 2, place] = 0
+
+
+def test_slots_are_looked_at_in_pieces() -> None:
+    """As many as a long prompt has: the last is found as well."""
+    cache = KVCache(CacheShape(1, 8, 128, torch.float32), num_blocks=70, block_size=16)
+    cache.layers[0][-1, -1, -1, -1, -1] = torch.nan
+    assert cache.finite(torch.arange(70 * 16 - 1))
+    assert not cache.finite(torch.arange(70 * 16))

@@ -5,14 +5,21 @@ launching). One plan may be launched before the one before it has landed: its ro
 appended itself, so nothing has to come back from the scheduler in between.
 
 Owners: `Slots` holds everything about the items; the cache's tensors are written by the model at the blocks of the
-plan's rows; the scheduler owns which block and slot is whose. A row whose output is not finite fails alone: its blocks
-are zeroed, so that its values cannot spread, and later rows of the same occupant get the same error uncomputed.
+plan's rows; the scheduler owns which block and slot is whose.
+
+A row fails alone when its output, or a key or value that it wrote, is not finite. Keys and values are all that later
+rows see of its tokens, be they of the same item or of others, through the prefix cache or in a block that was freed; so
+they decide, also for a piece of a prompt that puts nothing out. Hidden states would not do: they are still finite where
+an infinite key has the weight 0, until a query of another sign meets it. And they may be infinite where nobody else is
+concerned, if the last layer overflows after attention; that shows in the output, if there is one. A row fails in the
+step that spoils its blocks, before anyone is told of them: they are zeroed, so that its values cannot spread (earlier
+rows left only finite ones), and later rows of the same occupant get the same error uncomputed.
 
 What is made of a row's hidden states, a token or a vector, is the business of the head: `SamplingHead`, `PoolingHead`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -23,6 +30,8 @@ from tenure.engine.landing import Landing
 from tenure.engine.slots import Slots
 from tenure.kv.cache import KVCache
 from tenure.layers.batch import PackedBatch
+
+UNSOUND = "the model's keys and values for this text are not finite (NaN or infinity)"
 
 
 class Model(Protocol):
@@ -39,15 +48,6 @@ class Head(Protocol):
         """One result per row, in order. Nothing that is passed in is changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorSnapshot:
-    steps: int
-    in_flight: int
-    tokens_computed: int
-    tokens_drawn: int
-    rows_failed: int
-
-
 class ModelExecutor:
     """Runs plans on a model in this process. Not for use by several threads at once."""
 
@@ -57,7 +57,6 @@ class ModelExecutor:
         self._head = head
         self._slots = Slots(max_slots, max_model_len, cache.block_size)
         self._landing = Landing()
-        self._counts = ExecutorSnapshot(0, 0, 0, 0, 0)
 
     def launch(self, plan: StepPlan) -> None:
         """Carry out a plan. A plan that contradicts what the slots hold raises `InternalError`."""
@@ -74,22 +73,28 @@ class ModelExecutor:
             for row, has_failed in zip(plan.rows, failed, strict=True)
         ]
         self._landing.add(StepResult(plan.number, results))
-        self._count(live, results)
 
     def land(self) -> StepResult:
         """The result of the oldest launched plan: one entry per row, in the plan's order."""
         return self._landing.take()
 
-    def snapshot(self) -> ExecutorSnapshot:
-        return replace(self._counts, in_flight=len(self._landing))
-
     def _compute(self, rows: list[Row]) -> list[RowResult]:
         """Run the model on these rows, and note in the slots what was drawn and what failed."""
         batch = self._slots.batch(rows, self._cache.layers[0].device)
         hidden_TD = self._model.forward(batch, self._cache)
-        results = self._head.finish(rows, batch, hidden_TD, self._slots)
+        results = self._fail_unsound(batch, self._head.finish(rows, batch, hidden_TD, self._slots))
         self._note(rows, results)
         return results
+
+    def _fail_unsound(self, batch: PackedBatch, results: list[RowResult]) -> list[RowResult]:
+        """The results, with an error for each row that wrote something that is not finite."""
+        if self._cache.finite(batch.slot_mapping_T):
+            return results
+        sound = [self._cache.finite(batch.slot_mapping_T[first:end]) for first, end in pairwise(batch.query_starts_S)]
+        return [
+            result if finite or result.error else RowResult(result.slot, result.generation, error=UNSOUND)
+            for result, finite in zip(results, sound, strict=True)
+        ]
 
     def _note(self, rows: list[Row], results: list[RowResult]) -> None:
         drawn = [(result.slot, result.token) for result in results if result.token is not None]
@@ -99,16 +104,6 @@ class ModelExecutor:
             if result.error is not None:
                 self._slots.failed[row.slot] = True
                 self._cache.clear(self._slots.blocks_of(row))
-
-    def _count(self, computed: list[Row], results: list[RowResult]) -> None:
-        counts = self._counts
-        self._counts = ExecutorSnapshot(
-            steps=counts.steps + 1,
-            in_flight=0,
-            tokens_computed=counts.tokens_computed + sum(row.count for row in computed),
-            tokens_drawn=counts.tokens_drawn + sum(result.token is not None for result in results),
-            rows_failed=counts.rows_failed + sum(result.error is not None for result in results),
-        )
 
 
 def _failed_before(row: Row) -> RowResult:

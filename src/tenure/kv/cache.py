@@ -1,12 +1,16 @@
 """The paged KV cache: one tensor per layer.
 
-State: `layers`, allocated once and never resized. Owner: the engine, which makes one cache per model. Writers: the
-attention layers of the running step, at the slots of blocks that are leased to the items of that step; and `clear`,
-for blocks that nobody else holds. This module keeps no account of which block is whose (that is the ledger's).
+State: the tensors in `layers`, allocated once, as one piece, and never resized. Owner: the engine, which makes one
+cache per model. Writers: the attention layers of the running step, at the slots of blocks that are leased to the items
+of that step; and `clear`, for blocks that nobody else holds. This module keeps no account of which block is whose (that
+is the ledger's).
 
 Layout of a layer: (num_blocks, 2, num_kv_heads, block_size, head_dim); index 0 of the second dimension is the key, 1
 the value. A block is contiguous, and so is each head within it. A slot is block * block_size + offset. Keys are stored
-rotated. Memory starts as zeros, and must stay finite: an attention back end may multiply stale slots by zero.
+rotated.
+
+Memory starts as zeros, and is finite between steps: an attention back end may multiply stale slots by zero. So whoever
+runs a step asks `finite` of all slots that it has written, and clears what is not.
 """
 
 import math
@@ -15,6 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+_CHECK_BYTES = 4 << 20
+"""How much is looked at together, so that a copy of it fits in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +49,9 @@ class KVCache:
         self.shape = shape
         self.num_blocks = num_blocks
         self.block_size = block_size
-        size = (num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim)
-        self.layers = [_zeros(size, shape.dtype, torch.device(device)) for _ in range(shape.num_layers)]
+        size = (shape.num_layers, num_blocks, 2, shape.num_kv_heads, block_size, shape.head_dim)
+        self._memory = _zeros(size, shape.dtype, torch.device(device))
+        self.layers = [self._memory[layer] for layer in range(shape.num_layers)]
 
     @staticmethod
     def bytes_per_block(shape: CacheShape, block_size: int) -> int:
@@ -54,13 +62,28 @@ class KVCache:
     def nbytes(self) -> int:
         return self.num_blocks * self.shape.bytes_per_block(self.block_size)
 
+    def finite(self, slots_T: torch.Tensor) -> bool:
+        """Whether the keys and values at these slots are finite, in all layers."""
+        vectors = self._memory.view(self.shape.num_layers, -1, self.shape.head_dim)
+        parts = torch.split(slots_T, max(1, _CHECK_BYTES // self.shape.bytes_per_token))
+        return all(_finite(vectors.index_select(1, self._vectors_at(part_T))) for part_T in parts)
+
+    def _vectors_at(self, slots_T: torch.Tensor) -> torch.Tensor:
+        """Which vectors of a layer, counted through, are the keys and values of these slots."""
+        per_slot = 2 * self.shape.num_kv_heads
+        first_T = slots_T // self.block_size * (per_slot * self.block_size) + slots_T % self.block_size
+        offsets = torch.arange(0, per_slot * self.block_size, self.block_size, device=slots_T.device)
+        return (first_T.unsqueeze(1) + offsets).flatten()
+
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero blocks that may hold values that are not finite, before another item gets them."""
-        if not blocks:
-            return
-        index = torch.as_tensor(blocks, dtype=torch.int64, device=self.layers[0].device)
-        for layer in self.layers:
-            layer.index_fill_(0, index, 0)
+        if blocks:
+            self._memory.index_fill_(1, torch.as_tensor(blocks, dtype=torch.int64, device=self._memory.device), 0)
+
+
+def _finite(values: torch.Tensor) -> bool:
+    least, greatest = values.aminmax()  # both are NaN when any value is
+    return bool(least.isfinite() & greatest.isfinite())
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
