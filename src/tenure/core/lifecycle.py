@@ -4,12 +4,11 @@ An item is one sequence of a request (one of `n`, one prompt of a list). `step` 
 anything else changes; an event that the table does not know in a state raises `IllegalTransition` and leaves all
 as it was. The scheduler is the only caller that changes an item's state, and does so through this table alone.
 
-`received` and `refused` are the gate's; an item exists from `admitted` on. `fetching_kv` is for KV transfer; the
-scheduler does not use it yet.
+An item exists from `admitted` on. `received` and `refused` show what comes before, the gate's answer to its request;
+nothing is ever in them. `fetching_kv` is for KV transfer; the scheduler does not use it yet.
 
 How each state is left, so that none can last for ever:
 
-- `received`: the gate answers at once.
 - `admitted`: the scheduler takes it in at its next `receive`, or, for the further choices of a prompt, when the
   first choice has computed that prompt.
 - `waiting`, `preempted`: the oldest item that runs is never evicted and always advances, so slots and blocks come back.
