@@ -12,10 +12,11 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from tenure.core.admission import GateLimits
-from tenure.core.report import Limits, Output
+from tenure.core.limits import Limits
+from tenure.core.report import Output
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
-from tenure.engine.orders import Add, EngineSnapshot, Order, Progress
+from tenure.engine.orders import Add, Ending, EngineSnapshot, Order, Progress
 from tenure.engine.switchboard import Switchboard
 from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import SamplingParams
@@ -150,12 +151,11 @@ class Board:
 
     def end(self, request: Request, outcome: Outcome = Outcome.OK, message: str = "") -> None:
         """The loop says that a request holds nothing any more."""
-        request.outcome, request.message = outcome, message
-        self.switchboard.deliver(7, [], [request])
+        self.switchboard.deliver(7, [], [Ending(request.number, outcome, message, None)])
 
 
 def output(request: Request, index: int, token: int, reason: FinishReason | None = None) -> Output:
-    return Output(request, index, token, None, reason, None, None, 0, None)
+    return Output(request.number, index, token, None, reason, None, None, 0, None)
 
 
 def idle() -> Progress:
