@@ -209,6 +209,9 @@ def test_documents_are_cut_to_what_the_window_leaves(path):
         rig, rig.post(path, {"query": "query", "documents": ["e", "d" * 50]}), code="context_length_exceeded"
     )
     assert "`documents[1]`" in error["message"]
+    rig = rerank_rig(max_model_len=16, settings=ApiSettings(version="0.0", truncate_long_inputs=True))
+    results(rig.post(path, {"query": "query", "documents": ["e", "d" * 50]}))
+    assert read(rig) == ["e", "d" * 8]
 
 
 @pytest.mark.parametrize("profile", [EMBEDDER, LATE_INTERACTION])

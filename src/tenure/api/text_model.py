@@ -8,6 +8,8 @@ from tenure.errors import ResourceError
 from tenure.models.profile import ModelProfile
 from tenure.source import ResolvedSource
 from tenure.text.chat_template import ChatTemplate
+from tenure.text.judge_prompt import judge_prompt
+from tenure.text.score_template import template_prompt
 from tenure.text.tokenizer import Tokenizer, load_tokenizer
 
 ScorePrompt = Callable[[str, str, str | None], str]
@@ -62,6 +64,14 @@ def load_text_model(name: str, source: ResolvedSource, defaults: Mapping[str, fl
         defaults=generation_defaults(defaults, name),
         created=created,
     )
+
+
+def score_prompt_of(profile: ModelProfile, template: ChatTemplate | None) -> ScorePrompt | None:
+    """How a model that answers yes or no is asked: by its own template where that is made for it. None for others."""
+    if profile.answer_tokens is None:
+        return None
+    own = template_prompt(template) if profile.saved_as_judge and template is not None else None
+    return own or judge_prompt
 
 
 def generation_defaults(values: Mapping[str, float], name: str) -> GenerationDefaults:
