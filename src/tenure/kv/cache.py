@@ -58,10 +58,6 @@ class KVCache:
         """Memory that one block takes over all layers."""
         return shape.bytes_per_block(block_size)
 
-    @property
-    def nbytes(self) -> int:
-        return self.num_blocks * self.shape.bytes_per_block(self.block_size)
-
     def finite(self, slots_T: torch.Tensor) -> bool:
         """Whether the keys and values at these slots are finite, in all layers."""
         vectors = self._memory.view(self.shape.num_layers, -1, self.shape.head_dim)
