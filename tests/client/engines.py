@@ -48,7 +48,7 @@ class Conversation:
         return message
 
     async def say(self, *messages: msgspec.Struct) -> None:
-        await self._channel.send(messages)
+        await self._channel.send_frames(b"".join(map(self._channel.encode, messages)))
 
     async def say_raw(self, data: bytes) -> None:
         await self._channel.send_frames(data)

@@ -23,7 +23,7 @@ class ScriptedStream(ByteStream):
         return self._chunks.pop(0)
 
     async def send(self, item: bytes) -> None:
-        """One byte at a time, so that two senders would mix if they could."""
+        """One byte at a time, so that it would show if something overtook it."""
         for byte in item:
             await anyio.lowlevel.checkpoint()
             self.sent.append(byte)

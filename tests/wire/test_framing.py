@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, get_args
 
-import anyio
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -24,6 +23,11 @@ def frame(payload: bytes) -> bytes:
 
 def encoded(*messages: msgspec.Struct) -> bytes:
     return b"".join(frame(msgspec.msgpack.encode(message)) for message in messages)
+
+
+async def send(stream: ScriptedStream, message: msgspec.Struct) -> None:
+    channel: Channel[Any] = Channel(stream, EITHER)
+    await channel.send_frames(channel.encode(message))
 
 
 async def received(chunks: Sequence[bytes], kind: object = EITHER) -> tuple[list[Any], list[int], PeerGone]:
@@ -61,7 +65,7 @@ def test_what_is_sent_is_what_arrives(message: msgspec.Struct) -> None:
 
     async def scenario() -> None:
         stream = ScriptedStream()
-        await Channel[Any](stream, EITHER).send([message])
+        await send(stream, message)
         assert (await received([bytes(stream.sent)]))[0] == [message]
 
     run(scenario)
@@ -144,7 +148,7 @@ def test_a_message_that_is_too_large_is_not_sent() -> None:
         stream = ScriptedStream()
         huge = wire.Unready(reason="x" * MAX_FRAME_BYTES)
         with pytest.raises(FrameTooLarge, match="larger than a frame"):
-            await Channel[Any](stream, EITHER).send([huge])
+            await send(stream, huge)
         assert not stream.sent
 
     run(scenario)
@@ -197,23 +201,10 @@ def test_damaged_messages_never_do_worse_than_end_the_connection(data: st.DataOb
     arrivals([bytes(whole)])
 
 
-def test_frames_of_several_senders_do_not_mix() -> None:
-    async def scenario() -> None:
-        stream = ScriptedStream()
-        channel = Channel[Any](stream, EITHER)
-        async with anyio.create_task_group() as group:
-            for message in TO_ENGINE:
-                group.start_soon(channel.send, [message, message])
-        found, _, _ = await received([bytes(stream.sent)])
-        assert found == [message for message in TO_ENGINE for _ in range(2)]
-
-    run(scenario)
-
-
 def test_sending_to_a_peer_that_is_gone() -> None:
     async def scenario() -> None:
         with pytest.raises(PeerGone):
-            await Channel[Any](BrokenStream(), EITHER).send([TO_ENGINE[0]])
+            await send(BrokenStream(), TO_ENGINE[0])
 
     run(scenario)
 
@@ -222,7 +213,7 @@ def test_a_number_that_the_wire_cannot_carry_is_the_senders_error() -> None:
     async def scenario() -> None:
         stream = ScriptedStream()
         with pytest.raises(OverflowError):
-            await Channel[Any](stream, EITHER).send([wire.FinishItem(request=2**64, index=0)])
+            await send(stream, wire.FinishItem(request=2**64, index=0))
         assert not stream.sent
 
     run(scenario)

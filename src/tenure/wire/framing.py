@@ -4,7 +4,6 @@ A stream socket tells of its peer's death at once, so `PeerGone` is the only way
 """
 
 import struct
-from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import anyio
@@ -31,7 +30,7 @@ class FrameTooLarge(ResourceError):
 class Channel(Generic[Received]):
     """One side of a connection. `kind` is the union of what may be received.
 
-    `send` may be called by several tasks, or by an `Outbox` alone; `receive` by one.
+    One task may send, as a rule an `Outbox`'s, and one receive.
     """
 
     def __init__(self, stream: ByteStream, kind: object) -> None:
@@ -39,7 +38,6 @@ class Channel(Generic[Received]):
         self._decoder: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(kind)
         self._encoder = msgspec.msgpack.Encoder()
         self._buffer = bytearray()
-        self._sending = anyio.Lock()
 
     def encode(self, message: msgspec.Struct) -> bytes:
         """The frame of a message; raises FrameTooLarge."""
@@ -48,17 +46,12 @@ class Channel(Generic[Received]):
             raise FrameTooLarge(f"a message of {len(payload)} bytes is larger than a frame may be")
         return _HEADER.pack(len(payload)) + payload
 
-    async def send(self, messages: Sequence[msgspec.Struct]) -> None:
-        """Send messages in order; raises PeerGone."""
-        await self.send_frames(b"".join(map(self.encode, messages)))
-
     async def send_frames(self, frames: bytes) -> None:
-        """Send what `encode` returned; raises PeerGone."""
-        async with self._sending:
-            try:
-                await self._stream.send(frames)
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
-                raise PeerGone("the other side is gone") from error
+        """Send frames that `encode` made; raises PeerGone."""
+        try:
+            await self._stream.send(frames)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            raise PeerGone("the other side is gone") from error
 
     async def receive(self) -> list[Received]:
         """Wait for one message or more, and return all that have arrived; raises PeerGone."""
