@@ -33,7 +33,7 @@ class Refusal(msgspec.Struct, frozen=True):
     code: str
     message: str
     retry_after: float | None = None
-    """Seconds after which there should be room; None when waiting would not help."""
+    """Seconds after which there should be room; None where nobody knows, or waiting would not help."""
 
 
 class GateSnapshot(msgspec.Struct, frozen=True, gc=False):
