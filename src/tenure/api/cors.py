@@ -44,15 +44,10 @@ class Marked:
     """The outer half."""
 
     def __init__(self, guard: ASGIApp, config: CorsConfig) -> None:
-        self._guard = guard
         self._middleware = _middleware(guard, config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            await self._middleware.simple_response(scope, receive, send, request_headers=headers)
-        else:
-            await self._guard(scope, receive, send)
+        await self._middleware.simple_response(scope, receive, send, request_headers=Headers(scope=scope))
 
 
 def _middleware(app: ASGIApp, config: CorsConfig) -> CORSMiddleware:
