@@ -107,14 +107,11 @@ def _behind(prompt: Sequence[int], frame: Frame, ids: list[int]) -> Framed:
 
 def _cut(whole: Framed, rules: TextRules) -> Framed:
     """Cut a text to its limits. Raises a 400 when what is around it leaves no room for the text."""
-    room = rules.longest if rules.truncation is None else rules.truncation.limit
+    truncation = rules.truncation
     if rules.own is not None:
-        truncation = Truncation(min(rules.own.limit + whole.frame.size, room), rules.own.side)
-    elif rules.truncation is not None:
-        truncation = rules.truncation
-    else:
-        return whole
-    if whole.size <= truncation.limit:
+        most = rules.longest if truncation is None else truncation.limit
+        truncation = Truncation(min(rules.own.limit + whole.frame.size, most), rules.own.side)
+    if truncation is None or whole.size <= truncation.limit:
         return whole
     room = truncation.limit - whole.frame.size
     if room < 1:
