@@ -47,6 +47,8 @@ logger = logging.getLogger("tenure.api")
 _KEEP_ALIVE = 5
 _OTHER_DESCRIPTORS = 512
 """For connections that are told that there are too many, engines, files."""
+_MOST_DIGITS = 640
+"""Of an integer in a body, the fewest that Python lets one set: reading a long one takes the square of its length."""
 _LAST_WORDS_TIMEOUT = 5.0
 """How long clients have, when the time to drain is over, to read that their requests are ended."""
 
@@ -73,6 +75,7 @@ def main() -> None:
         sys.exit(1)
     shared = SharedCounters.attach(counters, CounterSchema(workers=config.workers, models=config.model_names))
     take_short_turns()
+    sys.set_int_max_str_digits(_MOST_DIGITS)
     with _reporting(config.report) as reporter:
         serve = partial(_serve, config, texts, socket.socket(fileno=listener), shared, report, reporter)
         anyio.run(serve, backend_options={"use_uvloop": True})
