@@ -21,14 +21,21 @@ READ_ONLY = SamplingParams(max_tokens=0)
 
 
 class CountingEncoder:
-    """Embeds a text as (sum of its tokens, how many are of the second text); its tokens as themselves."""
+    """Embeds a text as (sum of its tokens, how many are of the second text); its tokens as themselves.
+
+    Of texts with tokens that none attends to it notes the lengths, and how many these are.
+    """
 
     dtype = torch.float32
     device = torch.device("cpu")
     vocab_size = 100
     window = 64
 
+    def __init__(self) -> None:
+        self.shortened: list[tuple[int, int]] = []
+
     def pool(self, batch: TextBatch, params: Sequence[PoolingParams]) -> list[torch.Tensor]:
+        self.shortened += [(texts.length, texts.unseen) for texts in batch.alike if texts.unseen]
         answers = []
         for first, length, wanted in zip(batch.starts_S, batch.lengths_S, params, strict=True):
             tokens = batch.token_ids_T[first : first + length].float()
@@ -71,6 +78,13 @@ def test_each_text_gets_its_own_answer_whatever_its_length() -> None:
 def test_the_second_text_of_a_pair_is_told_apart() -> None:
     rows = run(start(0, [1, 2, 3, 4, 5], segment=2), start(1, [1, 2, 3]))
     assert [numbers(row.pooled) for row in rows] == [[[15, 3]], [[6, 0]]]
+
+
+def test_the_model_is_told_which_tokens_none_attends_to() -> None:
+    encoder = CountingEncoder()
+    lengthened = Start(1, 1, [1, 2, 3, 4], 4, 0, READ_ONLY, EMBED, unseen=3)
+    EncoderExecutor(encoder).launch(plan(1, start(0, [1, 2, 3, 4]), lengthened))
+    assert encoder.shortened == [(4, 3)]
 
 
 def test_an_embedding_of_zeros_fails_alone_and_zeros_for_a_token_do_not() -> None:

@@ -25,6 +25,15 @@ def test_the_second_text_of_a_pair() -> None:
     assert batch.token_types_T.tolist() == [0, 0, 0, 0, 0, 1]
 
 
+def test_texts_of_one_length_that_show_themselves_alike_lie_side_by_side() -> None:
+    batch = pack_texts(TEXTS, unseen=[2, 0, 1, 0])
+    assert batch.token_ids_T.tolist() == [8, 12, 13, 9, 10, 11, 5, 6, 7]
+    assert batch.starts_S.tolist() == [6, 0, 3, 1]
+    assert batch.alike == (AlikeTexts(0, 1, 1), AlikeTexts(1, 1, 2), AlikeTexts(3, 1, 3, 1), AlikeTexts(6, 1, 3, 2))
+    assert pack_texts([*TEXTS, TEXTS[0]], unseen=[2, 0, 1, 0, 2]).alike[-1] == AlikeTexts(6, 2, 3, 2)
+    assert split_alike(batch.alike, 3)[-1] == [AlikeTexts(0, 1, 3, 2)]
+
+
 def test_pieces_of_a_batch() -> None:
     alike = (AlikeTexts(0, 5, 2), AlikeTexts(10, 2, 9), AlikeTexts(28, 1, 20))
     assert split_alike(alike, 100) == [list(alike)]

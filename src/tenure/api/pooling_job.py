@@ -34,6 +34,8 @@ class PoolingJob:
     params: PoolingParams
     segments: Sequence[int] = ()
     """Per prompt, how many of its first tokens are the first text of a pair; empty when no prompt is a pair."""
+    unseen: Sequence[int] = ()
+    """Per prompt, how many of its last tokens no token attends to; empty when all are attended to."""
     priority: int = 0
     cache_salt: str = ""
 
@@ -53,6 +55,7 @@ class PoolingJob:
             cache_salt=self.cache_salt,
             pooling=self.params,
             segments=list(self.segments),
+            unseen=list(self.unseen),
         )
 
 

@@ -25,6 +25,8 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     """What is wanted once the whole prompt is computed, instead of tokens."""
     first_segment: int = 0
     """How many of the first tokens are the first text of a pair; 0 when there is no second text."""
+    unseen: int = 0
+    """How many of the last tokens no token attends to."""
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):

@@ -22,7 +22,6 @@ class Item:
     index: int
     choice: int
     tokens: list[int]  # the prompt, and what was sampled so far
-    first_segment: int
     max_tokens: int  # what the request asks for; the scheduler lowers it to what fits
     number: int = 0  # set when its request is added, as `turn` is
     turn: int = 0  # when its turn comes, in the tokens of a fair share
@@ -92,6 +91,8 @@ class Request:
     n: int = 1
     segments: Sequence[int] = ()
     """How many first tokens of each prompt are the first text of a pair; empty: there are no pairs."""
+    unseen: Sequence[int] = ()
+    """How many last tokens of each prompt no token attends to; empty: all are attended to."""
     pooling: PoolingParams | None = None
     priority: int = 0
     cache_salt: str = ""
@@ -110,12 +111,10 @@ class Request:
     items: list[Item] = field(default_factory=list)
 
     def __post_init__(self, prompts: Sequence[Sequence[int]]) -> None:
-        for number, prompt in enumerate(prompts):
-            first_segment = self.segments[number] if self.segments else 0
-            first = Item(self, len(self.items), 0, list(prompt), first_segment, self.sampling.max_tokens)
+        for prompt in prompts:
+            first = Item(self, len(self.items), 0, list(prompt), self.sampling.max_tokens)
             first.followers = [
-                Item(self, first.index + choice, choice, list(prompt), first_segment, first.max_tokens)
-                for choice in range(1, self.n)
+                Item(self, first.index + choice, choice, list(prompt), first.max_tokens) for choice in range(1, self.n)
             ]
             self.items += [first, *first.followers]
 

@@ -40,6 +40,7 @@ class Run:
     def introduction(self) -> Start:
         """What the executor must know before the first row; to be asked for once."""
         item, lease, self.introduced = self.item, self.lease, True
+        request, prompt = item.request, item.index // item.request.n
         return Start(
             lease.slot,
             lease.generation,
@@ -47,8 +48,9 @@ class Run:
             item.prompt_length,
             item.choice,
             item.sampling,
-            item.request.pooling,
-            item.first_segment,
+            request.pooling,
+            request.segments[prompt] if request.segments else 0,
+            request.unseen[prompt] if request.unseen else 0,
         )
 
     @property

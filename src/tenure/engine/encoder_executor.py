@@ -27,7 +27,10 @@ class EncoderExecutor:
         self._landing.check_room(plan)
         starts = [_start_of(row, start) for row, start in zip(plan.rows, plan.starts, strict=True)]
         batch = pack_texts(
-            [start.tokens for start in starts], [start.first_segment for start in starts], self._model.device
+            [start.tokens for start in starts],
+            [start.first_segment for start in starts],
+            self._model.device,
+            [start.unseen for start in starts],
         )
         wanted = [_pooling(start) for start in starts]
         with torch.inference_mode():

@@ -44,8 +44,9 @@ class TextPlan:
     _kept: tuple[object, ...]
 
 
-def plan_texts(lengths_S: IntArray, num_heads: int, head_dim: int) -> TextPlan:
-    """Plan for texts, none of them empty, whose rows lie side by side, from row 0 on.
+def plan_texts(lengths_S: IntArray, keys_S: IntArray, num_heads: int, head_dim: int) -> TextPlan:
+    """Plan for texts whose rows lie side by side, from row 0 on; all rows of a text attend to its first `keys_S`, at
+    least one.
 
     The queries of a text are shared out evenly over its tasks.
     """
@@ -57,7 +58,7 @@ def plan_texts(lengths_S: IntArray, num_heads: int, head_dim: int) -> TextPlan:
     tasks_K4 = np.stack(
         (
             (np.cumsum(lengths_S) - lengths_S)[texts_K],
-            lengths_S[texts_K],
+            keys_S[texts_K],
             first_queries_K,
             np.minimum(queries_S[texts_K], lengths_S[texts_K] - first_queries_K),
         ),

@@ -1,4 +1,4 @@
-/* Attention of encoders, where every token of a text sees the whole text, for CPUs with AVX-512.
+/* Attention of encoders, where every token of a text sees the same first tokens of it, for CPUs with AVX-512.
  *
  * A task is one range of queries of one text; each of its heads is a unit of work of its own. A unit takes the keys in
  * chunks, with a running maximum and sum (online softmax, Milakov and Gimelshein, 2018). It first copies a chunk's keys,
@@ -30,7 +30,7 @@ enum { SCORES = CHUNK + LANES };
 
 typedef struct {
     int64_t first_row;   /* of the text, in the batch */
-    int64_t num_rows;    /* of the text */
+    int64_t num_keys;    /* its first rows, which all its queries see */
     int64_t first_query; /* in the text */
     int64_t num_queries; /* at most MAX_QUERIES */
 } text_task;
@@ -205,8 +205,8 @@ AVX512 static void attend_text(const text_plan *plan, const text_task *task, int
     memset(unit.sums, 0, (size_t)(padded * unit.width) * sizeof(float));
     /* Not minus infinity: a chunk of which all scores are that must not spoil those that follow. */
     for (int64_t q = 0; q < padded; q++) unit.maximum[q] = -FLT_MAX, unit.total[q] = 0;
-    for (int64_t first = 0; first < task->num_rows; first += CHUNK) {
-        const int64_t left = task->num_rows - first, count = left < CHUNK ? left : CHUNK;
+    for (int64_t first = 0; first < task->num_keys; first += CHUNK) {
+        const int64_t left = task->num_keys - first, count = left < CHUNK ? left : CHUNK;
         copy_chunk(&unit, keys + first * row_size, plan->num_heads * head_dim, row_size, count,
                    plan->scale * LOG2_E);
         for (int64_t block = 0; block < padded; block += BLOCK) {
@@ -232,7 +232,7 @@ void tenure_attend_texts(const text_plan *plan, const float *heads, float *out) 
     const int64_t units = plan->num_tasks * plan->num_heads, few = HEADS * omp_get_max_threads();
     /* One short text takes less time than waking the other threads. */
 #pragma omp parallel for schedule(dynamic, units < few ? 1 : HEADS) \
-    if (units > 0 && (plan->num_tasks > 1 || plan->tasks->num_rows > 32))
+    if (units > 0 && (plan->num_tasks > 1 || plan->tasks->num_keys > 32))
     for (int64_t unit = 0; unit < units; unit++)
         attend_text(plan, plan->tasks + unit / plan->num_heads, unit % plan->num_heads, heads, out);
 }

@@ -1,5 +1,6 @@
 """Attention of encoders, where every token sees its whole text and no other, behind a seam: a back end prepares what
-the layers share for some texts, then attends once per layer.
+the layers share for some texts, then attends once per layer. Of a text that was lengthened the last tokens are seen by
+none, themselves included.
 
 Legend: T rows, N heads, H head size, G texts of one length, L their length.
 """
@@ -38,7 +39,7 @@ TextAttention = Callable[[Sequence[AlikeTexts]], Attend]
 
 
 def torch_attention(_shape: TextShape) -> TextAttention:
-    """Torch's own operation. Texts of one length go together."""
+    """Torch's own operation. Texts that are alike go together."""
     return lambda texts: partial(_attend_alike, texts)
 
 
@@ -50,7 +51,8 @@ def _attend_alike(texts: Sequence[AlikeTexts], heads_T3NH: torch.Tensor) -> torc
 def _attend(heads_T3NH: torch.Tensor, alike: AlikeTexts) -> torch.Tensor:
     heads_GL3NH = heads_T3NH.view(alike.num_texts, alike.length, *heads_T3NH.shape[1:])
     q_GNLH, k_GNLH, v_GNLH = heads_GL3NH.permute(2, 0, 3, 1, 4).unbind(0)
-    out_GNLH = F.scaled_dot_product_attention(q_GNLH, k_GNLH, v_GNLH)
+    seen = alike.length - alike.unseen
+    out_GNLH = F.scaled_dot_product_attention(q_GNLH, k_GNLH[:, :, :seen], v_GNLH[:, :, :seen])
     return out_GNLH.transpose(1, 2).reshape(len(heads_T3NH), -1)
 
 
@@ -59,8 +61,10 @@ def native_attention(shape: TextShape) -> TextAttention:
     kernels = NativeKernels.load()
 
     def begin(texts: Sequence[AlikeTexts]) -> Attend:
-        lengths_S = np.repeat([alike.length for alike in texts], [alike.num_texts for alike in texts])
-        return partial(kernels.attend_texts, plan_texts(lengths_S, shape.num_heads, shape.head_dim))
+        counts = [alike.num_texts for alike in texts]
+        lengths_S = np.repeat([alike.length for alike in texts], counts)
+        keys_S = lengths_S - np.repeat([alike.unseen for alike in texts], counts)
+        return partial(kernels.attend_texts, plan_texts(lengths_S, keys_S, shape.num_heads, shape.head_dim))
 
     return begin
 

@@ -4,7 +4,7 @@ Legend: T rows (tokens of all texts), S texts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ class AlikeTexts:
     first_row: int
     num_texts: int
     length: int
+    unseen: int = 0
+    """How many of the last rows of each no row attends to; fewer than all."""
 
     @property
     def rows(self) -> slice:
@@ -48,11 +50,18 @@ def pack_texts(
     texts: Sequence[Sequence[int] | IntArray],
     segments: Sequence[int] | None = None,
     device: torch.device | str = "cpu",
+    unseen: Sequence[int] | None = None,
 ) -> TextBatch:
-    """Pack texts, none of them empty. The first `segments[s]` tokens of text s are the first of a pair; 0: no pair."""
+    """Pack texts, none of them empty. The first `segments[s]` tokens of text s are the first of a pair; 0: no pair.
+
+    No token attends to the last `unseen[s]` of text s, which attend to the others.
+    """
     arrays = [np.asarray(text, dtype=np.int64) for text in texts]
     lengths_S = np.array([len(array) for array in arrays], dtype=np.int64)
-    order_S = np.argsort(lengths_S, kind="stable")
+    kinds_S = lengths_S << _UNSEEN_BITS
+    if unseen is not None:
+        kinds_S |= np.asarray(unseen, dtype=np.int64)
+    order_S = np.argsort(kinds_S, kind="stable")
     starts_S = np.empty_like(lengths_S)
     starts_S[order_S] = np.cumsum(lengths_S[order_S]) - lengths_S[order_S]
     packed_S = np.repeat(order_S, lengths_S[order_S])
@@ -67,7 +76,7 @@ def pack_texts(
         token_types_T=torch.from_numpy(types_T).to(device),
         starts_S=starts_S,
         lengths_S=lengths_S,
-        alike=_alike(lengths_S),
+        alike=_alike(kinds_S),
     )
 
 
@@ -84,13 +93,18 @@ def split_alike(alike: Sequence[AlikeTexts], most_rows: int) -> list[list[AlikeT
                 rows_left = max(most_rows, group.length)
             count = min(texts_left, rows_left // group.length)
             first = pieces[-1][-1].rows.stop if pieces[-1] else 0
-            pieces[-1].append(AlikeTexts(first, count, group.length))
+            pieces[-1].append(replace(group, first_row=first, num_texts=count))
             texts_left -= count
             rows_left -= count * group.length
     return pieces
 
 
-def _alike(lengths_S: IntArray) -> tuple[AlikeTexts, ...]:
-    lengths, counts = np.unique(lengths_S, return_counts=True)
+_UNSEEN_BITS = 32
+"""Of a kind of text: its length stands above them."""
+
+
+def _alike(kinds_S: IntArray) -> tuple[AlikeTexts, ...]:
+    kinds, counts = np.unique(kinds_S, return_counts=True)
+    lengths, unseen = kinds >> _UNSEEN_BITS, kinds & ((1 << _UNSEEN_BITS) - 1)
     firsts = np.cumsum(lengths * counts) - lengths * counts
-    return tuple(AlikeTexts(*row) for row in np.stack((firsts, counts, lengths), axis=1).tolist())
+    return tuple(AlikeTexts(*row) for row in np.stack((firsts, counts, lengths, unseen), axis=1).tolist())
