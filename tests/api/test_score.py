@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tenure.config import ApiSettings
-from tenure.models.profile import ModelProfile, Scoring
+from tenure.models.profile import CountedTokens, Expansion, LateInteraction, ModelProfile, Scoring
 from tenure.pooling import PoolingTask
 from tests.api.generation_rig import assert_refused
 from tests.api.pooling_rig import (
@@ -44,9 +44,13 @@ def vector(text):
     return found / np.linalg.norm(found)
 
 
+def unit(token):
+    found = draw([token], SIZE).astype(np.float64)
+    return found / np.linalg.norm(found)
+
+
 def tokens(text):
-    found = np.stack([draw([token], SIZE) for token in framed(text)]).astype(np.float64)
-    return found / np.linalg.norm(found, axis=1, keepdims=True)
+    return np.stack([unit(token) for token in framed(text)])
 
 
 def scores(reply):
@@ -225,6 +229,95 @@ class TestLateInteraction:
         found = scores(pooling_rig(LATE_INTERACTION).post("/score", {"queries": ["ab", "c"], "items": ["bd", "xyz"]}))
         expected = [(tokens(a) @ tokens(b).T).max(axis=1).sum() for a, b in (("ab", "bd"), ("c", "xyz"))]
         assert found == pytest.approx(expected, abs=1e-5)
+
+
+def late_rig(**settings):
+    more = {name: settings.pop(name) for name in ("max_model_len",) if name in settings}
+    return pooling_rig(replace(LATE_INTERACTION, late_interaction=LateInteraction(**settings)), **more)
+
+
+MASK = 258
+
+
+class TestLateInteractionWithSettings:
+    """As a model's files say that queries and documents are read."""
+
+    def test_each_side_is_cut_to_its_length(self):
+        rig = late_rig(query_length=4, document_length=5)
+        scores(rig.post("/score", {"queries": "0123456789", "documents": ["abcdefgh", "ab"]}))
+        assert rig.submitted.prompts == [framed("01"), framed("abc"), framed("ab")]
+        rig = late_rig(query_length=4, document_length=5)
+        more = {"truncation_side": "left", "truncate_prompt_tokens": 4, "max_tokens_per_query": 1}
+        scores(rig.post("/score", {"queries": "0123456789", "documents": ["abcdefgh", "ab"], **more}))
+        assert rig.submitted.prompts == [framed("9"), framed("gh"), framed("ab")]
+
+    def test_what_would_be_cut_to_the_window_of_the_server_is_refused(self):
+        rig = late_rig(document_length=20, max_model_len=16)
+        reply = rig.post("/score", {"queries": "q", "documents": "d" * 17})
+        assert "16 are read" in assert_refused(rig, reply, code="context_length_exceeded")["message"]
+
+    @pytest.mark.parametrize("path", ["/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"])
+    @pytest.mark.parametrize("attend", [False, True])
+    def test_queries_are_lengthened(self, attend, path):
+        rig = late_rig(query_length=8, expansion=Expansion(8, MASK, attend))
+        reply = rig.post(path, {"queries" if "score" in path else "query": "who", "documents": ["me", "owls"]})
+        assert rig.submitted.prompts == [[*framed("who"), MASK, MASK, MASK], framed("me"), framed("owls")]
+        assert rig.submitted.unseen == ([] if attend else [3, 0, 0])
+        query = np.concatenate((tokens("who"), [unit(MASK)] * 3))
+        expected = [(query @ tokens(text).T).max(axis=1).sum() for text in ("me", "owls")]
+        body = reply.json()
+        found = body["data"] if "score" in path else sorted(body["results"], key=lambda one: one["index"])
+        numbers = [one["score" if "score" in path else "relevance_score"] for one in found]
+        assert numbers == pytest.approx(expected, abs=1e-5)
+
+    def test_only_queries_that_are_short(self):
+        rig = late_rig(expansion=Expansion(5, MASK, attend=False))
+        scores(rig.post("/score", {"queries": ["a", "longer", "abc"], "documents": ["x", "y", "z"]}))
+        assert rig.submitted.prompts[:3] == [[*framed("a"), MASK, MASK], framed("longer"), framed("abc")]
+        assert rig.submitted.unseen == [2, 0, 0, 0, 0, 0]
+        rig = late_rig(expansion=Expansion(5, MASK, attend=False))
+        scores(rig.post("/score", {"queries": "longer", "documents": ["x"]}))
+        assert rig.submitted.unseen == []
+
+    def test_a_query_that_cannot_be_as_long_is_refused(self):
+        rig = late_rig(query_length=32, expansion=Expansion(32, MASK, attend=False), max_model_len=16)
+        reply = rig.post("/score", {"queries": "who", "documents": "me"})
+        error = assert_refused(rig, reply, code="context_length_exceeded")
+        assert "lengthens queries to 32 tokens" in error["message"]
+        assert error["param"] == "queries"
+
+    @pytest.mark.parametrize(
+        ("query", "document"),
+        [
+            (CountedTokens(), CountedTokens(frozenset(b"wm"))),
+            (CountedTokens(frozenset({MASK, 256})), CountedTokens()),
+            (CountedTokens(), CountedTokens(frozenset(b"o"), frozenset((*b"owe", 257)))),
+            (CountedTokens(frozenset((*b"who", 256, 257, MASK))), CountedTokens()),
+        ],
+    )
+    def test_tokens_that_do_not_count(self, query, document):
+        rig = late_rig(expansion=Expansion(6, MASK, attend=True), counted_in_query=query, counted_in_document=document)
+        texts = ("me", "owls", "who")
+        found = scores(rig.post("/score", {"queries": "who", "documents": texts}))
+        assert rig.submitted.prompts[1:] == [framed(text) for text in texts], "they are read"
+        left = np.array([unit(token) for token in (*framed("who"), MASK) if token in query]).reshape(-1, SIZE)
+        rights = [[unit(token) for token in framed(text) if token in document] for text in texts]
+        assert found == pytest.approx([(left @ np.array(right).T).max(axis=1).sum() for right in rights], abs=1e-5)
+
+    def test_a_document_of_which_no_token_counts_is_last(self):
+        rig = late_rig(counted_in_document=CountedTokens(only=frozenset(b"o")))
+        reply = rig.post("/rerank", {"query": "who", "documents": ["me", "owls"]})
+        assert [(one["index"], one["relevance_score"]) for one in reply.json()["results"]] == [
+            (1, pytest.approx((tokens("who") @ unit(ord("o"))).sum(), abs=1e-5)),
+            (0, -1e9),
+        ]
+
+    def test_vectors_of_tokens_are_of_the_text_as_it_is(self):
+        settings = {"expansion": Expansion(8, MASK, attend=False), "query_length": 8, "document_length": 3}
+        rig = late_rig(**settings, counted_in_document=CountedTokens(frozenset(b"m")))
+        reply = rig.post("/pooling", {"input": "memo", "task": "token_embed"})
+        np.testing.assert_allclose(reply.json()["data"][0]["data"], tokens("memo"), atol=1e-6)
+        assert (rig.submitted.prompts, rig.submitted.unseen) == ([framed("memo")], [])
 
 
 class TestCutting:

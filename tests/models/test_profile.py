@@ -10,6 +10,7 @@ import pytest
 
 from tenure.errors import CallerError, ResourceError
 from tenure.models.encoder_config import read_encoder_config
+from tenure.models.late_interaction import CountedTokens, Expansion, LateInteraction
 from tenure.models.profile import ModelProfile, PoolingMode, Scoring, read_profile
 from tenure.source import ResolvedSource, SourceKind, resolve_source
 
@@ -230,28 +231,112 @@ def test_late_interaction_as_pylate_writes_it(tmp_path: Path) -> None:
     assert profile.prompts == {"query": "[Q] ", "document": "[D] "}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"do_query_expansion": None}, "do_query_expansion"),
-        ({"do_query_expansion": True}, "do_query_expansion"),
-        ({"query_expansion": {"strategy": "min", "length": 32}}, "query_expansion"),
-        ({"skiplist_words": None}, "skiplist_words"),
-        ({"skiplist_words": ["!"]}, "skiplist_words"),
-        ({"query_length": 32, "document_length": 180}, "query_length of 32 beside a document_length of 180"),
-    ],
-)
-def test_late_interaction_that_is_not_served(change: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(CallerError, match=message) as caught:
-        profile_of(tmp_path, BERT, {"config_sentence_transformers.json": PYLATE | change})
-    assert str(tmp_path) in str(caught.value)
+MASK = {"type": "sentence_transformers.multi_vector_encoder.modules.MultiVectorMask", "path": "1_Mask"}
+TOKENS = ["[PAD]", "[UNK]", "[MASK]", "a", "!", "?", "</s>"]
+TOKENIZER = {"model": {"vocab": {token: index for index, token in enumerate(TOKENS)}}}
+
+
+def late_of(folder: Path, files: dict[str, Any], config: dict[str, Any] = BERT) -> LateInteraction:
+    """Of a folder that lists a module that picks tokens."""
+    late = {"modules.json": [TRANSFORMER, MASK], "tokenizer.json": TOKENIZER}
+    return profile_of(folder, config, late | files).late_interaction
+
+
+def test_what_pylate_leaves_out_means_what_it_means_there(tmp_path: Path) -> None:
+    """Queries are lengthened to 32 tokens, and punctuation in documents is skipped."""
+    marks = {"model_type": "ColBERT", "document_length": 180}
+    assert late_of(tmp_path, {"config_sentence_transformers.json": marks}) == LateInteraction(
+        query_length=32,
+        document_length=180,
+        expansion=Expansion(32, 2, attend=False),
+        counted_in_document=CountedTokens(frozenset({4, 5})),
+    )
+
+
+def test_a_file_without_a_mark_of_pylate_asks_for_nothing(tmp_path: Path) -> None:
+    assert late_of(tmp_path, {"config_sentence_transformers.json": {"prompts": {}}}) == LateInteraction()
 
 
 def test_settings_of_sentence_transformers_win_over_those_of_pylate(tmp_path: Path) -> None:
-    own = {"query_expansion": None, "query_length": 64, "document_length": 64}
+    own = {"query_expansion": None, "query_length": 64, "document_length": None}
     theirs = PYLATE | {"do_query_expansion": True, "query_length": 32, "document_length": 180}
     files = {"sentence_bert_config.json": own, "config_sentence_transformers.json": theirs}
-    assert profile_of(tmp_path, BERT, files).max_length == 64
+    assert late_of(tmp_path, files) == LateInteraction(query_length=64)
+
+
+@pytest.mark.parametrize(
+    ("files", "model_type", "token"),
+    [
+        ({}, "bert", 2),
+        ({"tokenizer_config.json": {"mask_token": "a"}}, "bert", 3),
+        ({"tokenizer_config.json": {"mask_token": {"content": "?"}}}, "bert", 5),
+        ({"special_tokens_map.json": {"mask_token": "!"}}, "bert", 4),
+        ({"tokenizer_config.json": {"mask_token": None, "eos_token": "</s>"}}, "bert", 6),
+        ({"tokenizer_config.json": {"eos_token": "</s>"}}, "roberta", 6),
+    ],
+)
+def test_the_token_that_lengthens_queries(files: dict[str, Any], model_type: str, token: int, tmp_path: Path) -> None:
+    expansion = {"sentence_bert_config.json": {"query_expansion": {"strategy": "fixed", "length": 8}}}
+    late = late_of(tmp_path, expansion | files, BERT | {"model_type": model_type, "architectures": None})
+    assert late.expansion == Expansion(8, token, attend=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"query_expansion": {"strategy": "some", "length": 8}}, CallerError, "query_expansion .*some.* is not served"),
+        ({"query_expansion": {"strategy": "fixed", "length": 8, "much": 1}}, CallerError, "much.* is not served"),
+        ({"query_expansion": {"strategy": "fixed"}}, ResourceError, "query_expansion has no length"),
+        ({"query_expansion": {"strategy": "fixed", "length": 0}}, ResourceError, "a length of 0 makes no sense"),
+        ({"query_expansion": {"strategy": "fixed", "length": 513}}, CallerError, "to 513 tokens.*reads 512"),
+        (
+            {"query_expansion": {"strategy": "min", "length": 8}, "query_length": 7},
+            ResourceError,
+            "of 7 is less than",
+        ),
+        ({"query_expansion": {"strategy": "min", "length": 8, "token": "b"}}, ResourceError, "'b', which is no token"),
+        ({"query_expansion": 7}, ResourceError, "late interaction makes no sense"),
+    ],
+)
+def test_late_interaction_that_makes_no_sense(
+    change: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        late_of(tmp_path, {"sentence_bert_config.json": change})
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": 2}, "token 2, but the model has 2"),
+        ({"model_type": "roberta", "pad_token_id": 2}, "padding lengthens"),
+        ({"tokenizer": {"model": {"vocab": {}}}}, "names no mask token"),
+    ],
+)
+def test_tokens_that_cannot_lengthen_queries(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    files = {
+        "sentence_bert_config.json": {"query_expansion": {"strategy": "fixed", "length": 8}},
+        "tokenizer_config.json": {"mask_token": "[MASK]"} if "tokenizer" not in change else {},
+        "tokenizer.json": change.get("tokenizer", TOKENIZER),
+    }
+    with pytest.raises((CallerError, ResourceError), match=message):
+        late_of(tmp_path, files, BERT | {"architectures": None} | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query_expansion": {"strategy": "fixed", "length": 32}}, "query_expansion is served for late interaction"),
+        ({"query_length": 32, "document_length": 180}, "query_length of 32 beside a document_length of 180"),
+    ],
+)
+def test_queries_that_one_vector_is_made_of_are_read_like_documents(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CallerError, match=message) as caught:
+        profile_of(tmp_path, BERT, {"sentence_bert_config.json": change})
+    assert str(tmp_path) in str(caught.value)
 
 
 def test_an_operator_may_say_what_a_model_is_for(tmp_path: Path) -> None:

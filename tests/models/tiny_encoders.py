@@ -59,6 +59,20 @@ def load_own(source: ResolvedSource, task: str | None = None, **options: Any) ->
     return load_encoder(source, read_profile(source, task), **options)
 
 
+def save_own(folder: Path, minilm: ResolvedSource, modules: Sequence[Any] = ()) -> tuple[ResolvedSource, Any]:
+    """A small random model with MiniLM's tokenizer, in `plain`; in `saved` the same with `modules` behind it."""
+    import transformers as hf  # noqa: PLC0415 - see above
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: PLC0415
+
+    save_encoder("Bert", folder / "plain", vocab_size=30522, max_position_embeddings=512)
+    hf.AutoTokenizer.from_pretrained(minilm.path).save_pretrained(folder / "plain")
+    transformer = Transformer(str(folder / "plain"), max_seq_length=64)
+    theirs = SentenceTransformer(modules=[transformer, *(modules or [Pooling(48)])], device="cpu")
+    theirs.save(str(folder / "saved"))
+    return ResolvedSource(SourceKind.FOLDER, folder / "saved", "own"), theirs
+
+
 def random_texts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
     """Token ids from 3 upwards: RoBERTa leaves out padding tokens (1) when it counts positions."""
     random = np.random.default_rng(seed)
@@ -70,10 +84,11 @@ def run(
     texts: Sequence[Sequence[int]],
     params: PoolingParams | Sequence[PoolingParams],
     segments: Sequence[int] | None = None,
+    unseen: Sequence[int] | None = None,
 ) -> list[torch.Tensor]:
     each = [params] * len(texts) if isinstance(params, PoolingParams) else params
     with torch.inference_mode():
-        return model.pool(pack_texts(texts, segments, model.device), each)
+        return model.pool(pack_texts(texts, segments, model.device, unseen), each)
 
 
 def hidden_states(reference: Any, text: Sequence[int]) -> torch.Tensor:

@@ -2,17 +2,19 @@
 
 A text is cut by its own tokens, never a special one. `max_tokens_per_query` and `max_tokens_per_doc` cut each text for
 itself; a document's limit also leaves room for its query. `truncate_prompt_tokens` cuts what is read together, the
-longer text first. What is then too long for the model is a 400. Pure, and as slow as the texts are long.
+longer text first. What is then too long for the model is a 400. A model that compares tokens may say itself how long
+queries and documents are: to that they are cut in any case, and queries may be lengthened. Pure, and as slow as the
+texts are long.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tenure.api.errors import context_length_exceeded, invalid_request
 from tenure.api.prompts import Truncation
 from tenure.api.text_inputs import TextRules, encode_texts, tokenise_inputs
 from tenure.api.text_model import ScorePrompt, TextModel
-from tenure.models.profile import DOCUMENT_PROMPTS, QUERY_PROMPTS, ModelProfile
+from tenure.models.profile import DOCUMENT_PROMPTS, QUERY_PROMPTS, Expansion, ModelProfile
 from tenure.text.pairs import cut, share_room
 
 
@@ -46,29 +48,31 @@ class PairRules:
 
 @dataclass(frozen=True)
 class Prompts:
-    """What the engine is to read; `segments` as in `PoolingJob`."""
+    """What the engine is to read; `segments` and `unseen` as in `PoolingJob`."""
 
     ids: list[list[int]]
-    segments: list[int]
+    segments: list[int] = field(default_factory=list)
+    unseen: list[int] = field(default_factory=list)
 
 
 def single_prompts(queries: Sequence[str], documents: Sequence[str], rules: PairRules) -> Prompts:
     """The queries, then the documents, each alone, behind the prompts that the model's authors give them."""
+    late = rules.model.profile.late_interaction
     ids: list[list[int]] = []
-    for texts, limit, name, prompts in (
-        (queries, rules.per_query, rules.names[0], QUERY_PROMPTS),
-        (documents, rules.per_document, rules.names[1], DOCUMENT_PROMPTS),
+    for texts, limit, name, prompts, length in (
+        (queries, rules.per_query, rules.names[0], QUERY_PROMPTS, late.query_length),
+        (documents, rules.per_document, rules.names[1], DOCUMENT_PROMPTS, late.document_length),
     ):
         text_rules = TextRules(
             model=rules.model,
             vocabulary_size=rules.vocabulary_size,
             longest=rules.longest,
-            truncation=rules.truncation,
+            truncation=_to_length(length, rules),
             own=Truncation(limit, rules.side) if limit else None,
             prompt=_prompt(rules.model.profile, prompts),
         )
         ids += [framed.ids for framed in tokenise_inputs(texts, text_rules, name)]
-    return Prompts(ids, [])
+    return Prompts(ids) if late.expansion is None else _lengthened(ids, len(queries), late.expansion, rules)
 
 
 def pair_prompts(queries: Sequence[str], documents: Sequence[str], rules: PairRules) -> Prompts:
@@ -84,7 +88,7 @@ def pair_prompts(queries: Sequence[str], documents: Sequence[str], rules: PairRu
         raise invalid_request(message, "truncate_prompt_tokens")
     encoded = encode_texts(tokenizer, [*queries, *documents])
     firsts, seconds = encoded[: len(queries)], encoded[len(queries) :]
-    prompts = Prompts([], [])
+    prompts = Prompts([])
     for position, second in enumerate(seconds):
         first = firsts[position if len(firsts) > 1 else 0]
         ids, first_segment = template.join(*_cut_pair(first, second, room, rules))
@@ -100,7 +104,7 @@ def written_prompts(queries: Sequence[str], documents: Sequence[str], rules: Pai
     documents = _cut_texts(documents, rules.per_document, rules)
     paired = [queries[position if len(queries) > 1 else 0] for position in range(len(documents))]
     texts = [write(query, document, rules.instruction) for query, document in zip(paired, documents, strict=True)]
-    prompts = Prompts(encode_texts(rules.model.tokenizer, texts), [])
+    prompts = Prompts(encode_texts(rules.model.tokenizer, texts))
     for position, (query, document) in enumerate(zip(paired, documents, strict=True)):
         ids = prompts.ids[position]
         if len(ids) > rules.room and (rules.truncation is not None or rules.per_document):
@@ -113,6 +117,25 @@ def _prompt(profile: ModelProfile, names: Sequence[str]) -> str:
     """What goes in front of a text of a kind: the prompt of the first of `names` that the model has, or its default."""
     known = [*names, *([] if profile.default_prompt is None else [profile.default_prompt])]
     return next((profile.prompts[name] for name in known if name in profile.prompts), "")
+
+
+def _to_length(length: int | None, rules: PairRules) -> Truncation | None:
+    """Where a text is cut that the model itself gives a length; one that does not fit here at all is not cut to fit."""
+    if length is None or length > rules.longest:
+        return rules.truncation
+    limit = length if rules.truncation is None else min(length, rules.truncation.limit)
+    return Truncation(limit, rules.side)
+
+
+def _lengthened(ids: list[list[int]], queries: int, expansion: Expansion, rules: PairRules) -> Prompts:
+    """With the first of `ids`, which are queries, as long as the model wants them."""
+    if expansion.length > rules.longest:
+        message = f"The model lengthens queries to {expansion.length} tokens, but at most {rules.longest} are read."
+        raise context_length_exceeded(message, rules.names[0])
+    missing = [max(0, expansion.length - len(query)) for query in ids[:queries]]
+    longer = [[*query, *[expansion.token] * more] for query, more in zip(ids, missing, strict=False)]
+    unseen = [] if expansion.attend or not any(missing) else [*missing, *[0] * (len(ids) - queries)]
+    return Prompts([*longer, *ids[queries:]], unseen=unseen)
 
 
 def _cut_pair(first: list[int], second: list[int], room: int, rules: PairRules) -> tuple[list[int], list[int]]:

@@ -6,7 +6,7 @@ cancelled together. What is made of a query lives in the handler that scores wit
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -17,7 +17,7 @@ from tenure.api.decoding import decode_body
 from tenure.api.embedding_rules import default_prompt
 from tenure.api.errors import internal_error, invalid_request
 from tenure.api.pooling_fields import check_shared
-from tenure.api.pooling_job import PoolingJob, feed_pooled
+from tenure.api.pooling_job import PoolingJob, Vectors, feed_pooled
 from tenure.api.ranges import RANGES, check_number
 from tenure.api.reply import reading_usage
 from tenure.api.score_prompts import PairRules, Prompts, pair_prompts, single_prompts, written_prompts
@@ -35,7 +35,7 @@ from tenure.api.score_types import (
     ScoreReply,
     ScoreRequest,
 )
-from tenure.api.scoring import ClassScores, PairedScores, Scores, cosine, max_similarity
+from tenure.api.scoring import ClassScores, PairedScores, Scores, cosine, counted_rows, max_similarity
 from tenure.api.selection import Chosen, select_model
 from tenure.config import ApiSettings
 from tenure.errors import CallerError
@@ -127,7 +127,7 @@ async def _score(call: Call, chosen: Chosen, request: PairFields, pairs: Pairs) 
     job = await call.compute(lambda: _job(request, pairs, chosen, settings, call.priority))
     public_id = call.request_id
     scores = _scores(chosen.text.profile, pairs)
-    await feed_pooled(call, chosen.engine, job, public_id, scores.take)
+    await feed_pooled(call, chosen.engine, job, public_id, _taker(scores, chosen.text.profile, pairs, job))
     if not all(map(math.isfinite, scores.values)):
         raise internal_error("A score is not finite (NaN or infinity).")
     return Scored(public_id, scores.values, job.prompt_tokens)
@@ -156,6 +156,7 @@ def _job(request: PairFields, pairs: Pairs, chosen: Chosen, settings: ApiSetting
         model=model,
         prompts=prompts.ids,
         segments=prompts.segments,
+        unseen=prompts.unseen,
         params=PoolingParams(task=_POOLED[_scoring(profile)], activation=shared.activation),
         priority=shared.priority,
         cache_salt=shared.cache_salt,
@@ -189,6 +190,19 @@ def _scores(profile: ModelProfile, pairs: Pairs) -> Scores:
             return PairedScores(cosine, queries, documents)
         case Scoring.LATE_INTERACTION:
             return PairedScores(max_similarity, queries, documents)
+
+
+def _taker(scores: Scores, profile: ModelProfile, pairs: Pairs, job: PoolingJob) -> Callable[[int, Vectors], None]:
+    """What takes the answers: `scores`, but for the rows of tokens that do not count."""
+    if _scoring(profile) is not Scoring.LATE_INTERACTION:
+        return scores.take
+    late = profile.late_interaction
+
+    def take(index: int, vectors: Vectors) -> None:
+        counted = late.counted_in_query if index < len(pairs.queries) else late.counted_in_document
+        scores.take(index, counted_rows(vectors, job.prompts[index], counted))
+
+    return take
 
 
 def _scoring(profile: ModelProfile) -> Scoring:

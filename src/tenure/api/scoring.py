@@ -3,15 +3,19 @@
 An owner here belongs to one HTTP request: what is made of the query is dropped with it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from tenure.api.errors import internal_error
 from tenure.api.pooling_job import Vectors
+from tenure.models.profile import CountedTokens
 
 Similarity = Callable[[Vectors, Vectors], float]
+
+NO_TOKENS = -1e9
+"""The score of a document none of whose tokens counts; sentence-transformers' number."""
 
 
 class Scores(Protocol):
@@ -81,6 +85,13 @@ def cosine(first: Vectors, second: Vectors) -> float:
 def max_similarity(query: Vectors, document: Vectors) -> float:
     """The sum, over the query's tokens, of the largest dot product with a token of the document (MaxSim).
 
-    Both are (tokens, width). From ColBERT (Khattab and Zaharia, 2020).
+    Both are (tokens, width). From ColBERT (Khattab and Zaharia, 2020). A document without tokens is below all others.
     """
+    if len(document) == 0:
+        return NO_TOKENS
     return float((query @ document.T).max(axis=1).sum())
+
+
+def counted_rows(vectors: Vectors, ids: Sequence[int], counted: CountedTokens) -> Vectors:
+    """Of a text's vectors, (tokens, width), those of tokens that count."""
+    return vectors if counted.all else vectors[np.fromiter((token in counted for token in ids), bool, len(ids))]

@@ -43,7 +43,7 @@ def answer_words(source: ResolvedSource, ids: Sequence[int]) -> list[str]:
 
 
 def _vocabulary(source: ResolvedSource) -> dict[str, int]:
-    return _gguf_vocabulary(source.path) if source.kind is SourceKind.GGUF else _folder_vocabulary(source.path)
+    return _gguf_vocabulary(source.path) if source.kind is SourceKind.GGUF else folder_tokens(source.path)
 
 
 def _gguf_vocabulary(path: Path) -> dict[str, int]:
@@ -54,7 +54,8 @@ def _gguf_vocabulary(path: Path) -> dict[str, int]:
     return {str(token): index for index, token in enumerate(tokens)}
 
 
-def _folder_vocabulary(folder: Path) -> dict[str, int]:
+def folder_tokens(folder: Path) -> dict[str, int]:
+    """The id of each token of a model folder. Raises ResourceError for a `tokenizer.json` that cannot be read."""
     path = folder / "tokenizer.json"
     try:
         described = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile)

@@ -33,6 +33,14 @@ def read_object(path: Path, *, required: bool = True) -> Raw:
     return raw
 
 
+def read_length(path: Path, raw: Raw, key: str) -> int | None:
+    """A number of tokens among what `path` says; None where it says nothing. ResourceError names what is none."""
+    length = raw.get(key)
+    if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
+        raise ResourceError(f"{path}: a {key} of {length!r} makes no sense")
+    return length
+
+
 def read_json(path: Path) -> Any:
     """Any JSON value. ResourceError names a file that cannot be read, is too large, or holds something else."""
     try:

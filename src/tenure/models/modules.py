@@ -4,14 +4,14 @@
 Dense module are read by whoever builds the model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 
 from tenure.errors import CallerError, ResourceError
-from tenure.models.json_files import Raw, read_json, read_object, sensible
+from tenure.models.json_files import Raw, read_json, read_length, read_object, sensible
 
 
 class PoolingMode(StrEnum):
@@ -91,6 +91,16 @@ def read_answers(folder: Path) -> tuple[int, int] | None:
         return int(raw["false_token_id"]), int(raw["true_token_id"])
 
 
+def read_token_masks(folder: Path) -> list[Path] | None:
+    """The folders of the modules that pick the tokens that count; None when there is no `modules.json`.
+
+    Raises as `read_modules`.
+    """
+    with sensible(folder / "modules.json", "modules"):
+        modules = _listed(folder)
+        return [folder / name for kind, name in modules if kind == _TOKEN_MASK] if modules else None
+
+
 def _listed(folder: Path) -> list[tuple[str, str]]:
     """Kind and folder of each module; empty when there is no `modules.json`."""
     path = folder / "modules.json"
@@ -109,7 +119,7 @@ def _listed(folder: Path) -> list[tuple[str, str]]:
 _PLACES: Mapping[str, int] = MappingProxyType({"Transformer": 0, "Pooling": 1, "Dense": 2, "Normalize": 3})
 """Where a module may stand. Only Dense may come more than once."""
 _TOKEN_MASK = "MultiVectorMask"
-"""It picks the tokens of a document that count, and stands anywhere; it is served where that is all of them."""
+"""It picks the tokens that count, and stands anywhere."""
 
 
 def _assemble(folder: Path, modules: list[tuple[str, str]]) -> SentenceModules:
@@ -124,23 +134,11 @@ def _assemble(folder: Path, modules: list[tuple[str, str]]) -> SentenceModules:
     if modules[0][1] not in ("", "."):
         raise CallerError(f"{folder}/modules.json: a Transformer in a folder of its own is not served")
     found = {kind: folder / name for kind, name in modules}
-    for name in (name for kind, name in modules if kind == _TOKEN_MASK):
-        _refuse_mask(folder / name)
     pooling = _pooling(found["Pooling"]) if "Pooling" in found else None
     dense = tuple(_dense(folder / name, pooling is not None) for kind, name in modules if kind == "Dense")
     if pooling is None and not dense and _TOKEN_MASK not in found:
         raise CallerError(f"{folder}/modules.json: no Pooling module, and nothing that makes embeddings of tokens")
     return SentenceModules(pooling, dense, "Normalize" in found)
-
-
-def _refuse_mask(folder: Path) -> None:
-    """Refuse a mask that leaves out tokens."""
-    raw = read_object(folder / "config.json", required=False)
-    tasks = raw.get("skiplist_tasks")
-    if raw.get("skiplist_words") and (tasks is None or tasks):
-        raise CallerError(f"{folder}: skiplist_words, tokens that do not count, is not served ([] is)")
-    if raw.get("keep_only_token_ids"):
-        raise CallerError(f"{folder}: keep_only_token_ids, the only tokens that count, is not served (null is)")
 
 
 def _pooling(folder: Path) -> PoolingMode:
@@ -184,8 +182,11 @@ def _dense(folder: Path, pooled: bool) -> DenseModule:
     return DenseModule(folder, inputs, outputs, bool(raw.get("bias", True)), _DENSE_ACTIVATIONS[name], every_token)
 
 
-def read_advice(folder: Path) -> UsageAdvice:
-    """How a model is to be used, from whichever of the files are there. Raises as `read_modules`."""
+def read_advice(folder: Path, *, sides: bool = False) -> UsageAdvice:
+    """How a model is to be used, from whichever of the files are there. Raises as `read_modules`.
+
+    `sides`: queries and documents may be read in two ways, which `read_late_interaction` knows. Else that is refused.
+    """
     path = folder / "config_sentence_transformers.json"
     raw = read_object(path, required=False)
     with sensible(path, "how to use the model"):
@@ -197,57 +198,27 @@ def read_advice(folder: Path) -> UsageAdvice:
         default = raw.get("default_prompt_name")
         if default is not None and default not in prompts:
             raise ResourceError(f"{path}: the default prompt {default!r} is not among its prompts {sorted(prompts)}")
-        own_path = folder / "sentence_bert_config.json"
-        own = read_object(own_path, required=False)
-        _refuse_unserved(folder, own, raw)
-        length = _max_length(folder, ((own_path, own), (path, raw)))
+        length = _max_length(folder, alike=not sides)
         return UsageAdvice(length, MappingProxyType(prompts), default)
 
 
-_PREFIXES = ("query_prefix", "document_prefix")
-_PYLATE_SETTINGS = (
-    *_PREFIXES,
-    "query_length",
-    "document_length",
-    "do_query_expansion",
-    "attend_to_expansion_tokens",
-    "attend_to_mask_tokens",
-    "skiplist_words",
-)
-"""What PyLate keeps beside the prompts; sentence-transformers' own settings of texts win over these."""
-
-
-def _refuse_unserved(folder: Path, own: Raw, raw: Raw) -> None:
-    """Refuse late interaction in which mask tokens lengthen queries, or not all tokens of a document count."""
-    unserved = []
-    if own.get("query_expansion", raw.get("query_expansion")) is not None:
-        unserved.append("query_expansion, mask tokens that lengthen queries (null is)")
-    elif _expands_by_default(own, raw):
-        unserved.append("do_query_expansion, mask tokens that lengthen queries, on by default (false is)")
-    skipped = raw.get("skiplist_words")
-    if skipped or (skipped is None and (raw.get("model_type") == "ColBERT" or any(key in raw for key in _PREFIXES))):
-        unserved.append("skiplist_words, tokens that do not count, by default punctuation ([] is)")
-    if unserved:
-        raise CallerError(f"{folder}: settings that are not served: {'; '.join(unserved)}")
-
-
-def _expands_by_default(own: Raw, raw: Raw) -> bool:
-    """Whether nothing is said of mask tokens in a folder of PyLate's, or not that there shall be none."""
-    if "query_expansion" in own or "query_expansion" in raw or raw.get("do_query_expansion") is False:
-        return False
-    return any(key in raw for key in _PYLATE_SETTINGS)
-
-
-def _max_length(folder: Path, files: Sequence[tuple[Path, Raw]]) -> int | None:
-    """Most tokens of a text, whether a query or a document: a model has one limit here."""
-    longest = _length("max_seq_length", files[:1]) or _length_of_tokenizer(folder)
+def _max_length(folder: Path, *, alike: bool) -> int | None:
+    """Most tokens of a text; where queries and documents are read alike, neither may have other settings."""
+    path = folder / "sentence_bert_config.json"
+    own = read_object(path, required=False)
+    longest = read_length(path, own, "max_seq_length") or _length_of_tokenizer(folder)
+    if not alike:
+        return longest
+    if own.get("query_expansion") is not None:
+        raise CallerError(f"{folder}: query_expansion is served for late interaction alone (null is for others)")
     query, document = (
-        min((limit for limit in (_length(key, files), longest) if limit is not None), default=None)
+        min((limit for limit in (read_length(path, own, key), longest) if limit is not None), default=None)
         for key in ("query_length", "document_length")
     )
     if query != document:
         raise CallerError(
-            f"{folder}: a query_length of {query} beside a document_length of {document} is not served (two alike are)"
+            f"{folder}: a query_length of {query} beside a document_length of {document} is served for late "
+            "interaction alone (two alike are for others)"
         )
     return query
 
@@ -257,17 +228,6 @@ def _length_of_tokenizer(folder: Path) -> int | None:
     saved = read_object(folder / "tokenizer_config.json", required=False).get("model_max_length")
     # Transformers writes 10^30 where it knows of no limit.
     return saved if isinstance(saved, int) and 1 <= saved < 1 << 30 else None
-
-
-def _length(key: str, files: Sequence[tuple[Path, Raw]]) -> int | None:
-    """What the first file says that says anything."""
-    for path, raw in files:
-        if key in raw:
-            length = raw[key]
-            if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
-                raise ResourceError(f"{path}: a {key} of {length!r} makes no sense")
-            return length
-    return None
 
 
 def matryoshka_sizes(raw: Raw, size: int) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from tenure.models.encoder_config import (
     read_encoder_config,
 )
 from tenure.models.json_files import Raw, read_object, sensible
+from tenure.models.late_interaction import CountedTokens, Expansion, LateInteraction, read_late_interaction
 from tenure.models.modules import (
     PoolingMode,
     SentenceModules,
@@ -30,11 +31,22 @@ from tenure.models.modules import (
     read_advice,
     read_answers,
     read_modules,
+    read_token_masks,
 )
 from tenure.pooling import PoolingTask
 from tenure.source import ResolvedSource, SourceKind
 
-__all__ = ["DOCUMENT_PROMPTS", "QUERY_PROMPTS", "ModelProfile", "PoolingMode", "Scoring", "read_profile"]
+__all__ = [
+    "DOCUMENT_PROMPTS",
+    "QUERY_PROMPTS",
+    "CountedTokens",
+    "Expansion",
+    "LateInteraction",
+    "ModelProfile",
+    "PoolingMode",
+    "Scoring",
+    "read_profile",
+]
 
 QUERY_PROMPTS = ("query",)
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
@@ -61,6 +73,8 @@ class ModelProfile:
     whole_texts: bool = False
     """An encoder: every token sees the whole text, so that it must be read in one piece."""
     scoring: Scoring | None = None
+    late_interaction: LateInteraction = field(default_factory=LateInteraction)
+    """How queries and documents are read where tokens are compared."""
     pooling: PoolingMode = PoolingMode.MEAN
     normalize: bool = False
     """Embeddings have length 1, unless a request asks for them as they are."""
@@ -245,16 +259,20 @@ def _projected_tokens(folder: Path, raw: Raw, config: EncoderConfig) -> ModelPro
 
 
 def _late_interaction(folder: Path, raw: Raw, config: EncoderConfig, size: int) -> ModelProfile:
-    advice = read_advice(folder)
+    advice = read_advice(folder, sides=True)
+    late = read_late_interaction(folder, read_token_masks(folder), config)
+    recommended = advice.max_length
     return ModelProfile(
         tasks=("token_embed", "score"),
         whole_texts=True,
         scoring=Scoring.LATE_INTERACTION,
+        late_interaction=late,
         # MaxSim compares directions.
         normalize=True,
         embedding_size=size,
         dimensions=matryoshka_sizes(raw, size),
-        max_length=_shorter(config.window, advice.max_length),
+        # Lengths of its own win over what it recommends for all texts.
+        max_length=_shorter(config.window, None if recommended is None else max(recommended, late.longest)),
         prompts=advice.prompts,
         default_prompt=advice.default_prompt,
     )

@@ -1,8 +1,9 @@
 """Read a tokenizer from a Hugging Face folder.
 
 `tokenizer.json` is the tokenizer; `tokenizer_config.json` names its special tokens and may hold the chat template
-(`chat_template.jinja` wins over it); `sentence_bert_config.json` may ask for lower case. End tokens are the tokenizer's
-own and all of `generation_config.json`, or of `config.json` where that file names none.
+(`chat_template.jinja` wins over it); `sentence_bert_config.json` may ask for lower case, and what PyLate puts before a
+query or a document (`config_sentence_transformers.json`) is one token where the vocabulary has it. End tokens are the
+tokenizer's own and all of `generation_config.json`, or of `config.json` where that file names none.
 """
 
 from pathlib import Path
@@ -50,6 +51,11 @@ class _SentenceConfig(msgspec.Struct):
     do_lower_case: bool | None = None
 
 
+class _PyLateConfig(msgspec.Struct):
+    query_prefix: str | None = None
+    document_prefix: str | None = None
+
+
 class _EndTokens(msgspec.Struct):
     """The fields of interest of `generation_config.json` and `config.json`."""
 
@@ -76,6 +82,9 @@ def read_folder(folder: Path) -> Vocabulary:
     if _read(folder / "sentence_bert_config.json", _SentenceConfig).do_lower_case:
         _lower_case(backend)
     _add_missing(folder, backend, config)
+    pylate = _read(folder / "config_sentence_transformers.json", _PyLateConfig)
+    for prefix in (pylate.query_prefix, pylate.document_prefix):
+        _make_whole(backend, prefix or "")
     added = backend.get_added_tokens_decoder()
     bos_token_id, own_end = _id_of(backend, config.bos_token), _id_of(backend, config.eos_token)
     special_ids = {index for index, token in added.items() if token.special}
@@ -136,6 +145,15 @@ def _add_missing(folder: Path, backend: Backend, config: _TokenizerConfig) -> No
             raise ResourceError(
                 f"{folder}: {entry.content!r} has another id in tokenizer.json than the {index} it should"
             )
+
+
+def _make_whole(backend: Backend, prefix: str) -> None:
+    """Make one token of a prefix, or of its first word, that is in the vocabulary but would come out in pieces."""
+    for token in (prefix, *prefix.split(None, 1)[:1]):
+        if backend.token_to_id(token) is not None and token.strip():
+            if backend.encode(token, add_special_tokens=False).tokens != [token]:
+                backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+            return
 
 
 def _coding(decoder: dict[str, Any] | None) -> Coding:
