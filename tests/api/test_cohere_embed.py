@@ -138,6 +138,13 @@ def test_texts_are_cut_as_truncate_says(path, fields, kept):
     assert rig.submitted.prompts == [framed(kept)]
 
 
+def test_a_limit_that_leaves_no_room_beside_the_prompt_is_refused_by_its_name():
+    rig = pooling_rig(CORPUS)
+    reply = rig.post("/v2/embed", {"texts": ["abc"], "input_type": "search_query", "max_tokens": 5})
+    error = assert_refused(rig, reply)
+    assert (error["param"], "no room beside the 5 tokens" in error["message"]) == ("max_tokens", True)
+
+
 @pytest.mark.parametrize("fields", [{}, {"max_tokens": 5}, {"max_tokens": 10**9}])
 def test_truncate_none_refuses_what_is_too_long(fields):
     settings = ApiSettings(version="0.0", truncate_long_inputs=True)  # the request's word counts for more

@@ -283,7 +283,9 @@ def test_the_default_prompt_of_a_model_goes_in_front_of_texts_alone():
 @pytest.mark.parametrize("path", [PATH, "/pooling"])
 def test_a_request_names_the_prompt_that_it_wants(path):
     rig = pooling_rig(PROMPTED)
-    assert rig.post(path, {"input": ["a", [98]], "prompt_name": "query"}).status_code == 400, "texts or ids, not both"
+    for ids in ([97, 98], [[97], [98]]):
+        error = assert_refused(rig, rig.post(path, {"input": ids, "prompt_name": "query"}))
+        assert "token ids are read as they are" in error["message"]
     assert rig.post(path, {"input": ["a"], "prompt_name": "query"}).status_code == 200
     assert rig.submitted.prompts == [framed("Q: a")]
     rig.engine.submitted.clear()

@@ -12,8 +12,8 @@ SHAPE = CacheShape(num_layers=3, num_kv_heads=2, head_dim=8, dtype=torch.float32
 
 def test_a_block_takes_what_is_promised() -> None:
     cache = KVCache(SHAPE, num_blocks=5, block_size=4)
-    assert sum(layer.nbytes for layer in cache.layers) == 5 * KVCache.bytes_per_block(SHAPE, 4)
-    assert KVCache.bytes_per_block(SHAPE, 4) == 3 * 2 * 2 * 8 * 4 * 4
+    assert sum(layer.nbytes for layer in cache.layers) == 5 * SHAPE.bytes_per_block(4)
+    assert SHAPE.bytes_per_block(4) == 3 * 2 * 2 * 8 * 4 * 4
 
 
 def test_clearing_touches_the_named_blocks_only() -> None:

@@ -133,6 +133,12 @@ def test_longer_than_texts_may_be(saved: Path, tmp_path: Path) -> None:
     assert_as_theirs(source)
 
 
+def test_documents_keep_to_the_length_of_texts_beside_longer_queries(saved: Path, tmp_path: Path) -> None:
+    source = late_model(saved, tmp_path, max_seq_length=20, query_expansion={"strategy": "fixed", "length": 30})
+    documents = assert_as_theirs(source)[1]
+    assert len(documents[0]) == 20
+
+
 @pytest.mark.parametrize(
     "mask",
     [

@@ -211,7 +211,8 @@ def _length(request: EmbedRequest, shared: Shared, window: int, longest: int) ->
         return shared.truncation, longest
     if truncate == "NONE":
         return None, longest if request.max_tokens is None else limit
-    return Truncation(limit, "right" if truncate == "END" else "left"), longest
+    field = None if request.max_tokens is None else "max_tokens"
+    return Truncation(limit, "right" if truncate == "END" else "left", field), longest
 
 
 def _prompt(input_type: str | None, profile: ModelProfile) -> str:

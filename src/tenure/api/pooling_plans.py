@@ -170,6 +170,9 @@ def _prompt(request: EncodedFields, profile: ModelProfile) -> str:
     """What goes in front of a text: the prompt that the request names, or the model's default. Raises a 400."""
     if request.prompt_name is None:
         return default_prompt(profile)
+    texts = request.input if isinstance(request.input, list) else [request.input]
+    if not all(isinstance(text, str) for text in texts):
+        raise invalid_request("`prompt_name` is for texts; token ids are read as they are.", "prompt_name")
     if request.prompt_name not in profile.prompts:
         known = f"may be one of: {', '.join(profile.prompts)}" if profile.prompts else "the model has no prompts"
         raise invalid_request(f"`prompt_name` is {echo(request.prompt_name)}, but {known}.", "prompt_name")

@@ -19,6 +19,8 @@ class Truncation:
 
     limit: int
     side: str
+    field: str | None = None
+    """The field that asks for it, if it is one."""
 
 
 def split_prompts(prompt: PromptField | None, max_prompts: int, param: str = "prompt") -> list[TextOrIds]:
@@ -90,7 +92,7 @@ def check_truncation(
         raise invalid_request("`truncate_prompt_tokens` of 0 leaves no tokens.", "truncate_prompt_tokens")
     if limit > most:
         raise invalid_request(f"`truncate_prompt_tokens` must not exceed {limit_name}.", "truncate_prompt_tokens")
-    return Truncation(all_of_it if limit == -1 else int(limit), side)
+    return Truncation(all_of_it if limit == -1 else int(limit), side, "truncate_prompt_tokens")
 
 
 def fit(prompts: Sequence[Sequence[int]], requested: int | None, window: Window, param: str) -> int:

@@ -9,11 +9,13 @@ texts are long.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from tenure.api.errors import context_length_exceeded, invalid_request
 from tenure.api.prompts import Truncation
 from tenure.api.text_inputs import TextRules, encode_texts, tokenise_inputs
 from tenure.api.text_model import ScorePrompt, TextModel
+from tenure.errors import CallerError
 from tenure.models.profile import DOCUMENT_PROMPTS, QUERY_PROMPTS, Expansion, ModelProfile
 from tenure.text.pairs import cut, share_room
 
@@ -103,6 +105,7 @@ def written_prompts(queries: Sequence[str], documents: Sequence[str], rules: Pai
     queries = _cut_texts(queries, rules.per_query, rules)
     documents = _cut_texts(documents, rules.per_document, rules)
     paired = [queries[position if len(queries) > 1 else 0] for position in range(len(documents))]
+    write = partial(_written, write)
     texts = [write(query, document, rules.instruction) for query, document in zip(paired, documents, strict=True)]
     prompts = Prompts(encode_texts(rules.model.tokenizer, texts))
     for position, (query, document) in enumerate(zip(paired, documents, strict=True)):
@@ -111,6 +114,13 @@ def written_prompts(queries: Sequence[str], documents: Sequence[str], rules: Pai
             ids = prompts.ids[position] = _shortened(ids, query, document, rules, write)
         _check(len(ids), rules, position, len(documents))
     return prompts
+
+
+def _written(write: ScorePrompt, query: str, document: str, instruction: str | None) -> str:
+    try:
+        return write(query, document, instruction)
+    except CallerError as error:
+        raise invalid_request(f"The model's score template refuses these texts: {error}.") from None
 
 
 def _prompt(profile: ModelProfile, names: Sequence[str]) -> str:

@@ -38,7 +38,6 @@ from tenure.api.score_types import (
 from tenure.api.scoring import ClassScores, PairedScores, Scores, cosine, counted_rows, max_similarity
 from tenure.api.selection import Chosen, select_model
 from tenure.config import ApiSettings
-from tenure.errors import CallerError
 from tenure.models.profile import ModelProfile, Scoring
 from tenure.pooling import PoolingParams, PoolingTask
 
@@ -148,10 +147,7 @@ def _job(request: PairFields, pairs: Pairs, chosen: Chosen, settings: ApiSetting
         per_document=_number(request, "max_tokens_per_doc"),
         instruction=_instruction(request, profile),
     )
-    try:
-        prompts = _prompts(profile, pairs, rules)
-    except CallerError as error:
-        raise invalid_request(f"The model's score template refuses these texts: {error}.", pairs.names[1]) from None
+    prompts = _prompts(profile, pairs, rules)
     return PoolingJob(
         model=model,
         prompts=prompts.ids,

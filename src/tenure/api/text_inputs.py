@@ -110,7 +110,7 @@ def _cut(whole: Framed, rules: TextRules) -> Framed:
     truncation = rules.truncation
     if rules.own is not None:
         most = rules.longest if truncation is None else truncation.limit
-        truncation = Truncation(min(rules.own.limit + whole.frame.size, most), rules.own.side)
+        truncation = Truncation(min(rules.own.limit + whole.frame.size, most), rules.own.side, rules.own.field)
     if truncation is None or whole.size <= truncation.limit:
         return whole
     room = truncation.limit - whole.frame.size
@@ -119,7 +119,7 @@ def _cut(whole: Framed, rules: TextRules) -> Framed:
             f"The limit of {truncation.limit} tokens leaves no room beside the {whole.frame.size} tokens that stand "
             "around a text."
         )
-        raise invalid_request(message, "truncate_prompt_tokens")
+        raise invalid_request(message, truncation.field)
     return Framed(whole.frame, cut(whole.own, room, truncation.side))
 
 

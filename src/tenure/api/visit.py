@@ -5,7 +5,7 @@ these a visit may be *gone* (the client left first) or *failed* (`error` is set)
 failed decides the outcome, and `outcome()` is a pure function of what was stored.
 
 Owners: the guard makes a visit and alone counts it; its outlet moves `stage`; its watcher sets `gone_at`; whoever first
-sees a failure calls `fail`.
+sees a failure calls `fail`; the guard notes a refusal that the protocol has written.
 
 Invariants: `stage` only moves forward; `gone_at` and `error` are each set at most once and never both, and never after
 `finished`, except that an error answer is finished after `error` was set.

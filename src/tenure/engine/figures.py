@@ -11,8 +11,7 @@ as `ok` has a decode time. Times are seconds by the loop's clock, which is also 
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-
-import msgspec
+from typing import Any
 
 from tenure.core.plan import StepPlan
 from tenure.core.report import Output
@@ -124,8 +123,8 @@ class Figures:
 
     def snapshot(self) -> EngineFigures:
         """What was measured here; how many tokens were looked up in the prefix cache is the scheduler's to say."""
-        histograms = {name: histogram.snapshot() for name, histogram in self._histograms.items()}
-        return msgspec.structs.replace(EngineFigures(self._queued, self._prompt_tokens), **histograms)
+        histograms: dict[str, Any] = {name: histogram.snapshot() for name, histogram in self._histograms.items()}
+        return EngineFigures(queued_requests=self._queued, prompt_tokens=self._prompt_tokens, **histograms)
 
     def __repr__(self) -> str:
         return f"<Figures: {len(self._open)} open, {self._queued} of them queued>"

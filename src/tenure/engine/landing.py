@@ -9,13 +9,10 @@ MOST_IN_FLIGHT = 2
 
 
 class Landing:
-    """Owned by an executor; `len` tells how many there are."""
+    """Owned by an executor."""
 
     def __init__(self) -> None:
         self._results: deque[StepResult] = deque()
-
-    def __len__(self) -> int:
-        return len(self._results)
 
     def check_room(self, plan: StepPlan) -> None:
         """Raises `InternalError` when `plan` would be one step in flight too many."""

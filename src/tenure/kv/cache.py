@@ -53,11 +53,6 @@ class KVCache:
         self._memory = _zeros(size, shape.dtype, torch.device(device))
         self.layers = [self._memory[layer] for layer in range(shape.num_layers)]
 
-    @staticmethod
-    def bytes_per_block(shape: CacheShape, block_size: int) -> int:
-        """Memory that one block takes over all layers."""
-        return shape.bytes_per_block(block_size)
-
     def finite(self, slots_T: torch.Tensor) -> bool:
         """Whether the keys and values at these slots are finite, in all layers."""
         vectors = self._memory.view(self.shape.num_layers, -1, self.shape.head_dim)

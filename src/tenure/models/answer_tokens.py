@@ -3,25 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from tenure.errors import CallerError, ResourceError
 from tenure.gguf_file import GGUFFile
+from tenure.models.folder_tokens import folder_tokens
 from tenure.source import ResolvedSource, SourceKind
-
-
-class _Model(msgspec.Struct):
-    vocab: dict[str, int] | list[tuple[str, float]]
-
-
-class _Added(msgspec.Struct):
-    id: int
-    content: str
-
-
-class _TokenizerFile(msgspec.Struct):
-    model: _Model
-    added_tokens: list[_Added] = []
 
 
 def answer_ids(source: ResolvedSource, words: Sequence[str]) -> list[int]:
@@ -52,16 +37,3 @@ def _gguf_vocabulary(path: Path) -> dict[str, int]:
     if not isinstance(tokens, Sequence) or isinstance(tokens, str):
         raise ResourceError(f"{path}: no tokenizer.ggml.tokens")
     return {str(token): index for index, token in enumerate(tokens)}
-
-
-def folder_tokens(folder: Path) -> dict[str, int]:
-    """The id of each token of a model folder. Raises ResourceError for a `tokenizer.json` that cannot be read."""
-    path = folder / "tokenizer.json"
-    try:
-        described = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ResourceError(f"{path}: {error}") from error
-    vocabulary = described.model.vocab
-    if isinstance(vocabulary, list):
-        vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
-    return {**vocabulary, **{token.content: token.id for token in described.added_tokens}}

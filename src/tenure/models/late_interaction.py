@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tenure.errors import CallerError, ResourceError
-from tenure.models.answer_tokens import folder_tokens
 from tenure.models.encoder_config import EncoderConfig
+from tenure.models.folder_tokens import folder_tokens
 from tenure.models.json_files import Raw, read_length, read_object, sensible
 
 
@@ -84,15 +84,13 @@ def read_late_interaction(folder: Path, masks: Sequence[Path] | None, config: En
     `masks` are the folders of the modules that pick tokens; None where no modules are listed, and one is understood.
     Raises CallerError for settings that are not served, ResourceError for files that cannot be read or make no sense.
     """
-    path = folder / "config_sentence_transformers.json"
-    raw = read_object(path, required=False)
-    own_path = folder / "sentence_bert_config.json"
-    with sensible(path, "late interaction"):
-        settings = _pylate_settings(path, raw)
-        own = read_object(own_path, required=False)
+    raw = read_object(folder / "config_sentence_transformers.json", required=False)
+    with sensible(folder, "late interaction"):
+        settings = _pylate_settings(folder, raw)
+        own = read_object(folder / "sentence_bert_config.json", required=False)
         settings |= {key: own[key] for key in _SETTINGS if key in own}
         late = _counted(folder, raw, masks)
-        query, document = (_within(config.window, read_length(own_path, settings, key)) for key in _SETTINGS[:2])
+        query, document = (_within(config.window, read_length(folder, settings, key)) for key in _SETTINGS[:2])
         late = replace(late, query_length=query, document_length=document)
         asked = settings.get("query_expansion")
         if asked is None:
@@ -105,12 +103,12 @@ def read_late_interaction(folder: Path, masks: Sequence[Path] | None, config: En
     return replace(late, expansion=None)
 
 
-def _pylate_settings(path: Path, raw: Raw) -> dict[str, Any]:
+def _pylate_settings(folder: Path, raw: Raw) -> dict[str, Any]:
     """The settings that stand beside the prompts, under the names of sentence-transformers."""
     found = {key: raw[key] for key in _SETTINGS if key in raw and (raw[key] is not None or key == "query_expansion")}
     if "query_expansion" in found or not any(key in raw for key in _PYLATE_MARKS):
         return found
-    length = read_length(path, found, "query_length")
+    length = read_length(folder, found, "query_length")
     if raw.get("do_query_expansion") is False:
         return found | {"query_expansion": None}
     found.pop("query_length", None)
@@ -128,7 +126,7 @@ def _expanded(folder: Path, late: LateInteraction, asked: Raw, config: EncoderCo
     unknown = set(asked) - {"strategy", "attend", "token", "length"}
     if unknown or strategy not in _STRATEGIES or not isinstance(attend, bool):
         raise CallerError(f"{folder}: the query_expansion {asked!r} is not served (strategies fixed and min are)")
-    length = read_length(folder / "sentence_bert_config.json", asked, "length")
+    length = read_length(folder, asked, "length")
     if length is None:
         raise ResourceError(f"{folder}: query_expansion has no length")
     if length > config.window:

@@ -94,7 +94,7 @@ class ModelProfile:
     answer_tokens: tuple[str, str] | None = None
     """A decoder that answers whether a document fits a query: its words for no and yes."""
     saved_as_judge: bool = False
-    """By its files it answers nothing else, so that its chat template is made for a query and a document."""
+    """A LogitScore module makes it one, so that its chat template is made for a query and a document."""
 
     @property
     def generates(self) -> bool:
@@ -262,6 +262,13 @@ def _late_interaction(folder: Path, raw: Raw, config: EncoderConfig, size: int) 
     advice = read_advice(folder, sides=True)
     late = read_late_interaction(folder, read_token_masks(folder), config)
     recommended = advice.max_length
+    if recommended is not None and late.longest > recommended:
+        # The side without a length of its own keeps to what is recommended for all texts.
+        late = replace(
+            late,
+            query_length=late.query_length or recommended,
+            document_length=late.document_length or recommended,
+        )
     return ModelProfile(
         tasks=("token_embed", "score"),
         whole_texts=True,

@@ -1,1 +1,1 @@
-"""Between API processes and engines: messages, framing, outboxes, sockets, and what signs of life mean."""
+"""Between processes: messages, framing, outboxes, sockets, and what signs of life mean."""

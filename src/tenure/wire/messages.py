@@ -1,5 +1,7 @@
 """What API processes and engines say to each other: two closed unions of frozen structs, one per direction.
 
+`ServerLedger` is made of it: the page that commands read over HTTP.
+
 New fields go last and have defaults. `request` is a number that the API process draws; it is unique among the
 requests of its connection. A caller's string identifies nothing; only `CancelByName` looks requests up by labels.
 """
@@ -278,7 +280,7 @@ class EngineFigures(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int = 0
     """Of requests whose first output has come; each prompt once, however many choices it has."""
     queried_tokens: int = 0
-    """Tokens that were looked up in the prefix cache."""
+    """Tokens that were looked up in the prefix cache; the scheduler counts them, the loop leaves this 0."""
     queue_seconds: HistogramCounts = HistogramCounts()
     prefill_seconds: HistogramCounts = HistogramCounts()
     decode_seconds: HistogramCounts = HistogramCounts()
