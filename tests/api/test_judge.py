@@ -106,6 +106,26 @@ def test_of_what_is_too_long_the_document_alone_is_cut(side, fields):
     assert document.startswith(kept) if side == "right" else document.endswith(kept)
 
 
+def test_a_query_is_cut_as_well_where_the_whole_may_be():
+    window = len(BEGIN + END) + 20
+    body = {"queries": "q" * 300, "documents": ["d" * 300, "ee"]}
+    rig = judge_rig(max_model_len=window + 1)
+    assert_refused(rig, rig.post("/score", body | {"max_tokens_per_doc": 4000}), code="context_length_exceeded")
+    assert rig.post("/score", body | {"truncate_prompt_tokens": -1}).status_code == 200
+    first, second = read(rig)
+    assert window - 2 <= len(first) <= window + 1
+    assert (first.count("q" * 10), first.count("d" * 9)) == (1, 1), "both texts have a part"
+    assert second.count("q" * 18) == 1
+    assert second.endswith("ee" + END)
+
+
+def test_a_limit_that_the_prompt_alone_exceeds_is_refused():
+    rig = judge_rig()
+    body = {"queries": "q", "documents": ["a", "b"], "truncate_prompt_tokens": 5}
+    error = assert_refused(rig, rig.post("/score", body))
+    assert (error["param"], "leaves no room for texts" in error["message"]) == ("truncate_prompt_tokens", True)
+
+
 def test_what_is_too_long_without_leave_to_cut_is_refused():
     rig = judge_rig(max_model_len=len(BEGIN + END) + 20)
     body = {"queries": "q", "documents": ["d" * 500]}

@@ -427,7 +427,7 @@ class TestWrittenPrompts:
         rig = self.rig(max_model_len=32)
         assert_refused(rig, rig.post("/score", {"queries": "q", "documents": "d" * 99}), code="context_length_exceeded")
         rig = self.rig(max_model_len=32)
-        body = {"queries": "q" * 40, "documents": "d", "truncate_prompt_tokens": -1}
+        body = {"queries": "q" * 40, "documents": "d", "max_tokens_per_doc": 9}
         assert_refused(rig, rig.post("/score", body), code="context_length_exceeded")
 
 

@@ -63,6 +63,41 @@ def test_many_small_requests_do_not_starve_a_large_one(limits: Limits) -> None:
     assert simulation.records[1].ended_at_step <= 60 / 3 + 3
 
 
+LONG = Limits(max_model_len=1024, num_blocks=4000, block_size=4, num_slots=64)
+uses = pytest.mark.parametrize("pooling", [None, PoolingTask.CLASSIFY], ids=["generates", "reads"])
+
+
+def prompts(count: int, length: int, pooling: PoolingTask | None, *, first: int = 0) -> Ask:
+    return Ask(texts(count, length, first=first), max_tokens=1, pooling=pooling)
+
+
+@uses
+@pytest.mark.parametrize("count", [1, 50])
+def test_a_short_prompt_does_not_wait_for_long_ones(count: int, pooling: PoolingTask | None) -> None:
+    simulation = Simulation(LONG, BUDGET)
+    simulation.submit(prompts(count, 800, pooling))
+    for _ in range(3):
+        simulation.turn()
+    begun = simulation.scheduler.counts.steps
+    small = simulation.submit(prompts(1, 10, pooling, first=1000))
+    simulation.run([])
+    assert simulation.records[small].ended_at_step <= begun + 2
+    assert simulation.records[1].ended_at_step <= (count * 800 + 10) / BUDGET.tokens + 3
+
+
+@uses
+def test_short_prompts_do_not_starve_a_long_one(pooling: PoolingTask | None) -> None:
+    """A newcomer a step, each as long as half a step: the long one has the other half of each."""
+    simulation = Simulation(LONG, BUDGET)
+    simulation.submit(prompts(1, 400, pooling))
+    for number in range(30):
+        simulation.turn()
+        if simulation.records[1].ending is None:
+            simulation.submit(prompts(1, BUDGET.tokens // 2, pooling, first=1000 + number))
+    simulation.run([])
+    assert simulation.records[1].ended_at_step <= 2 * 400 / BUDGET.tokens + 3
+
+
 @both_kinds
 def test_cancelling_the_large_one_leaves_nothing_to_compute(limits: Limits) -> None:
     simulation = Simulation(limits, BUDGET)

@@ -44,7 +44,9 @@ class Account:
         """When the first step with a row of it began, by the engine's word."""
         if self.times.admitted is None or self.times.queue_seconds is None:
             return None
-        return self.times.admitted + self.times.queue_seconds
+        started = self.times.admitted + self.times.queue_seconds
+        # This process may have read that it was admitted late, together with the first output.
+        return started if self.times.first_output is None else min(started, self.times.first_output)
 
     @property
     def first_token_seconds(self) -> float | None:

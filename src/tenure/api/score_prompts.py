@@ -101,7 +101,7 @@ def pair_prompts(queries: Sequence[str], documents: Sequence[str], rules: PairRu
 
 
 def written_prompts(queries: Sequence[str], documents: Sequence[str], rules: PairRules, write: ScorePrompt) -> Prompts:
-    """Each document with its query as `write` writes them. A document is cut where texts may be cut."""
+    """Each document with its query as `write` writes them, cut where texts may be cut."""
     queries = _cut_texts(queries, rules.per_query, rules)
     documents = _cut_texts(documents, rules.per_document, rules)
     paired = [queries[position if len(queries) > 1 else 0] for position in range(len(documents))]
@@ -171,16 +171,26 @@ def _cut_texts(texts: Sequence[str], limit: int, rules: PairRules) -> Sequence[s
 
 
 def _shortened(ids: list[int], query: str, document: str, rules: PairRules, write: ScorePrompt) -> list[int]:
-    """The prompt with as much of the document as fits; with none of it when even that is too long.
+    """The prompt with as much of the document as fits, and of the query where that may be cut as well.
 
-    A text that is cut may have more tokens than was counted for it, hence the repetition.
+    A text that is cut may have more tokens than was counted for it, hence the repetition. Raises a 400 for a limit that
+    leaves no room beside the prompt.
     """
     tokenizer = rules.model.tokenizer
-    (own,) = tokenizer.encode_plain([document])
-    while len(ids) > rules.room and own:
-        own = cut(own, max(0, len(own) - (len(ids) - rules.room)), rules.side)
-        written = write(query, tokenizer.decode(own, skip_special_tokens=False), rules.instruction)
-        (ids,) = tokenizer.encode_plain([written])
+    own = tokenizer.encode_plain([query, document])
+    first, second = map(len, own)
+    while len(ids) > rules.room and (second or (first and rules.truncation is not None)):
+        left = max(0, first + second - (len(ids) - rules.room))
+        if rules.truncation is not None:
+            first, second = share_room(first, second, left)
+        else:
+            second = max(0, left - first)
+        shorter = [cut(tokens, size, rules.side) for tokens, size in zip(own, (first, second), strict=True)]
+        query, document = (tokenizer.decode(tokens, skip_special_tokens=False) for tokens in shorter)
+        (ids,) = tokenizer.encode_plain([write(query, document, rules.instruction)])
+    if rules.room < len(ids) <= rules.longest:
+        message = f"The limit of {rules.room} tokens leaves no room for texts beside the {len(ids)} of the prompt."
+        raise invalid_request(message, None if rules.truncation is None else rules.truncation.field)
     return ids
 
 

@@ -67,8 +67,7 @@ class Scheduler:
         self._open.add(request)
         for item in request.items:
             item.max_tokens = min(item.max_tokens, self.limits.capacity - item.prompt_length)
-        if request.pooling is not None:
-            self._shares.give_turns(request)
+        self._shares.give_turns(request)
         for item in request.items:
             if item.choice == 0:
                 self._enqueue(item)
@@ -156,11 +155,15 @@ class Scheduler:
         purse = Purse(budget, _PROMPT_SHARE if prompts_due else 0.0)
         preemptions = self.counts.preemptions
         flights = self._allocate(self._choose(purse))
+        purse.open_reserve()
         (self._start_waiting if self.limits.paged else self._start_whole)(purse, flights)
         return flights, self.counts.preemptions > preemptions
 
     def _choose(self, purse: Purse) -> list[tuple[Run, int]]:
-        """What runs, and how many tokens each may advance: items that decode first, then prompts."""
+        """What runs, and how many tokens each may advance: items that decode first, then prompts.
+
+        A request of which nothing runs does not wait for others' prompts: its first item has a part held back for it.
+        """
         chosen: list[tuple[Run, int]] = []
         prompts: list[Run] = []
         for run in self._runs:
@@ -169,6 +172,9 @@ class Scheduler:
             elif run.remaining and purse.take(run.planned, 1, at_least=not chosen):
                 chosen.append((run, 1))
         purse.open_reserve()
+        head = self._waiting.head() if prompts and self.ledger.available_slots else None
+        if head is not None and all(run.item.request is not head.request for run in self._runs):
+            purse.hold_back(len(head.tokens))
         for number, run in enumerate(prompts):
             least = 0 if number else self.limits.block_size
             if run.remaining and (count := purse.take(run.planned, run.remaining, least)):

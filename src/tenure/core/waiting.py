@@ -1,6 +1,6 @@
 """The queue of items that wait for a slot: oldest first, at a cost that does not grow with its length.
 
-Where requests come with many items each, "oldest" is by turns: a large request does not keep a small one waiting.
+"Oldest" is by turns, as requests come with many items: a large one does not keep a small one waiting.
 """
 
 import heapq
