@@ -98,6 +98,16 @@ def test_short_prompts_do_not_starve_a_long_one(pooling: PoolingTask | None) -> 
     assert simulation.records[1].ended_at_step <= 2 * 400 / BUDGET.tokens + 3
 
 
+def test_nothing_is_held_back_for_what_cannot_start() -> None:
+    """The second prompt finds no blocks until the first is done, which has the whole of each step meanwhile."""
+    simulation = Simulation(Limits(max_model_len=1024, num_blocks=220, block_size=4, num_slots=64), BUDGET)
+    simulation.submit(prompts(1, 800, None))
+    simulation.submit(prompts(1, 400, None, first=1000))
+    simulation.run([])
+    assert simulation.records[1].ended_at_step <= 800 / BUDGET.tokens + 1
+    assert simulation.records[2].ended_at_step <= 1200 / BUDGET.tokens + 2
+
+
 @both_kinds
 def test_cancelling_the_large_one_leaves_nothing_to_compute(limits: Limits) -> None:
     simulation = Simulation(limits, BUDGET)

@@ -41,10 +41,10 @@ class Purse:
         self._tokens = budget.tokens - self._held_tokens
         self._seconds = budget.seconds if math.isinf(budget.seconds) else budget.seconds - self._held_seconds
 
-    def hold_back(self, wanted: int) -> None:
-        """Hold back what `wanted` tokens of an item that is to start may cost, but half of what is left at most."""
+    def hold_back(self, start: int, wanted: int) -> None:
+        """Hold back what `wanted` tokens from position `start` on cost, but half of what is left at most."""
         tokens = min(wanted, self._tokens // 2)
-        seconds = max(0.0, min(self._budget.cost(0, wanted), self._seconds / 2))
+        seconds = max(0.0, min(self._budget.cost(start, wanted), self._seconds / 2))
         self._held_tokens, self._held_seconds = tokens, seconds
         self._tokens -= tokens
         self._seconds -= seconds

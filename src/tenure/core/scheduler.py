@@ -33,7 +33,7 @@ from tenure.core.report import Counts, Effects, Output, SchedulerSnapshot
 from tenure.core.request import Item, Request
 from tenure.core.runs import Run, Runs
 from tenure.core.steps import Flight, StepsInFlight, holder_of
-from tenure.core.waiting import FairShare, WaitingQueue
+from tenure.core.waiting import FairShare, Startable, WaitingQueue
 from tenure.outcomes import FinishReason, Outcome
 
 _PROMPT_SHARE = 0.25
@@ -160,10 +160,7 @@ class Scheduler:
         return flights, self.counts.preemptions > preemptions
 
     def _choose(self, purse: Purse) -> list[tuple[Run, int]]:
-        """What runs, and how many tokens each may advance: items that decode first, then prompts.
-
-        A request of which nothing runs does not wait for others' prompts: its first item has a part held back for it.
-        """
+        """What runs, and how many tokens each may advance: items that decode first, then prompts."""
         chosen: list[tuple[Run, int]] = []
         prompts: list[Run] = []
         for run in self._runs:
@@ -172,9 +169,10 @@ class Scheduler:
             elif run.remaining and purse.take(run.planned, 1, at_least=not chosen):
                 chosen.append((run, 1))
         purse.open_reserve()
-        head = self._waiting.head() if prompts and self.ledger.available_slots else None
-        if head is not None and all(run.item.request is not head.request for run in self._runs):
-            purse.hold_back(len(head.tokens))
+        # What can start, and is of a request of which nothing runs, does not wait for others' prompts.
+        ready = self._startable() if prompts else None
+        if ready is not None and all(run.item.request is not ready.item.request for run in self._runs):
+            purse.hold_back(ready.start, len(ready.item.tokens) - ready.start)
         for number, run in enumerate(prompts):
             least = 0 if number else self.limits.block_size
             if run.remaining and (count := purse.take(run.planned, run.remaining, least)):
@@ -205,19 +203,24 @@ class Scheduler:
     def _start_waiting(self, purse: Purse, flights: list[Flight]) -> None:
         """Add waiting items to `flights`, oldest first, up to the first that slots, blocks or budget do not allow."""
         least = 0 if any(flight.row.count > 1 for flight in flights) else self.limits.block_size
-        while self.ledger.available_slots and (item := self._waiting.head()) is not None:
-            matched = self.ledger.cache.match(self._names.usable(item))
-            fresh = self.limits.blocks_for(self._needed(item)) - len(matched)
-            idle = sum(self.ledger.cache.is_idle(block) for block in matched)
-            # One block for each item that runs is left, so that an item is not evicted right after it was started.
-            if fresh + len(self._runs) > self.ledger.available_blocks - idle:
-                break
-            start = len(matched) * self.limits.block_size
-            count = purse.take(start, len(item.tokens) - start, least)
+        while (ready := self._startable()) is not None:
+            count = purse.take(ready.start, len(ready.item.tokens) - ready.start, least)
             if not count:
                 break
             least = 0
-            flights.append(self._book(self._start(item, matched), count, reserve=fresh))
+            flights.append(self._book(self._start(ready.item, ready.matched), count, reserve=ready.fresh))
+
+    def _startable(self) -> Startable | None:
+        """The oldest item that waits, if slots and blocks allow it to start."""
+        if not self.ledger.available_slots or (item := self._waiting.head()) is None:
+            return None
+        matched = self.ledger.cache.match(self._names.usable(item))
+        fresh = self.limits.blocks_for(self._needed(item)) - len(matched)
+        idle = sum(self.ledger.cache.is_idle(block) for block in matched)
+        # One block for each item that runs is left, so that an item is not evicted right after it was started.
+        if fresh + len(self._runs) > self.ledger.available_blocks - idle:
+            return None
+        return Startable(item, matched, len(matched) * self.limits.block_size, fresh)
 
     def _needed(self, item: Item) -> int:
         """For how many tokens an item gets blocks when it starts; if it was evicted often, for all it may ever have."""

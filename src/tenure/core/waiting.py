@@ -4,6 +4,7 @@
 """
 
 import heapq
+from typing import NamedTuple
 
 from tenure.core.request import Item, Request
 
@@ -44,6 +45,17 @@ class WaitingQueue:
 
     def _alive(self, entry: tuple[tuple[int, int, int, int], int, Item]) -> bool:
         return self._live.get(entry[2]) == entry[1]
+
+
+class Startable(NamedTuple):
+    """An item that may leave the queue, and with what."""
+
+    item: Item
+    matched: list[int]
+    """Blocks of the prefix cache that have its first `start` tokens."""
+    start: int
+    fresh: int
+    """Blocks that it needs beside them."""
 
 
 class FairShare:
