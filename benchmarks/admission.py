@@ -27,7 +27,7 @@ from benchmarks.texts import Texts
 from benchmarks.workload import DOCUMENTS
 from tenure.client import EngineClient, Refusal
 from tenure.pooling import PoolingParams, PoolingTask
-from tenure.process.turns import take_short_turns
+from tenure.process.time_slices import request_short_time_slices
 from tenure.sampling import SamplingParams
 from tenure.wire.messages import Submit
 
@@ -112,7 +112,7 @@ async def ask(client: EngineClient, submit: Submit) -> tuple[float, bool]:
 async def measure(path: str, count: int, pause: float, pooled: bool) -> dict[bool, list[float]]:
     """Seconds of `count` questions, by their answer."""
     found: dict[bool, list[float]] = {True: [], False: []}
-    take_short_turns()  # as an API process does
+    request_short_time_slices()  # as an API process does
     client = EngineClient(path, worker=99)
     async with anyio.create_task_group() as group:
         group.start_soon(client.run)

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.workload import Round, serve_rounds
+from tenure.checkpoints.encoder_config import EncoderConfig, read_encoder_config
 from tenure.layers.linear import Linear, linear_factory
 from tenure.models.bert import ROWS_AT_ONCE
-from tenure.models.encoder_config import EncoderConfig, read_encoder_config
 
 FRAME = 2
 """Special tokens of a text."""

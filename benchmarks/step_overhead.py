@@ -17,11 +17,11 @@ from tenure.core.budget import StepBudget
 from tenure.core.limits import Limits
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
-from tenure.engine.executor import ModelExecutor
-from tenure.engine.sampler import Sampler
-from tenure.engine.sampling_head import SamplingHead
 from tenure.kv.cache import CacheShape, KVCache
 from tenure.layers.batch import PackedBatch
+from tenure.model_runner.decoder_runner import DecoderRunner
+from tenure.model_runner.sampler import Sampler
+from tenure.model_runner.sampling_head import SamplingHead
 from tenure.sampling import SamplingParams
 
 VOCABULARY = 49152
@@ -51,7 +51,7 @@ def measure(running: int, sampling: SamplingParams, steps: int) -> dict[str, flo
     scheduler = Scheduler(limits)
     cache = KVCache(CacheShape(1, 1, 1, torch.float32), limits.num_blocks, limits.block_size)
     model = InstantModel(running)
-    executor = ModelExecutor(model, cache, SamplingHead(model, Sampler()), running, limits.max_model_len)
+    runner = DecoderRunner(model, cache, SamplingHead(model, Sampler()), running, limits.max_model_len)
     for number in range(running):
         scheduler.add(Request(number, [[(number * 7 + p) % 1000 for p in range(CONTEXT)]], sampling))
     budget = StepBudget(tokens=1 << 20)
@@ -61,8 +61,8 @@ def measure(running: int, sampling: SamplingParams, steps: int) -> dict[str, flo
         plan = scheduler.plan(budget)
         assert plan is not None
         planned = time.perf_counter()
-        executor.launch(plan)
-        result = executor.land()
+        runner.launch(plan)
+        result = runner.land()
         executed = time.perf_counter()
         scheduler.land(result)
         landed = time.perf_counter()

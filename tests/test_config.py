@@ -91,7 +91,7 @@ def test_log_levels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 _LOGS = """
 import logging
-from tenure.process.logs import configure_logging
+from tenure.observe.logs import configure_logging
 configure_logging("api")
 configure_logging("api")  # twice is once
 logging.getLogger("tenure.client").warning("lost %s", "it")

@@ -163,7 +163,7 @@ def test_a_partial_download_is_not_served_offline(hub: Hub, tmp_path: Path) -> N
 
 def test_configuration_and_source_import_nothing_heavy() -> None:
     code = (
-        "import sys, tenure.source, tenure.models.config, tenure.models.profile; "
+        "import sys, tenure.source, tenure.checkpoints.model_config, tenure.checkpoints.profile; "
         "print([m for m in ('torch', 'huggingface_hub', 'transformers', 'gguf', 'httpx') if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)

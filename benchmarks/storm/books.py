@@ -31,17 +31,17 @@ def outcome_of(status: int, code: str) -> Outcome:
 
 @dataclass(frozen=True)
 class Sight:
-    """What a client saw of a request. `unheard`: the server may not know of it at all."""
+    """What a client saw of a request. `ignore_progress`: the server may not know of it at all."""
 
     what: str
     """In words, for the table."""
     allowed: frozenset[Outcome]
-    unheard: bool = False
+    ignore_progress: bool = False
 
     @property
     def known(self) -> bool:
         """Whether the client knows what became of its request."""
-        return len(self.allowed) == 1 and not self.unheard
+        return len(self.allowed) == 1 and not self.ignore_progress
 
 
 @dataclass
@@ -70,7 +70,7 @@ class _Group:
     def unassigned(self) -> tuple[Counter[Outcome], list[Sight]]:
         """The lines and the unclear sights that are left over when as many as possible agree; the heard come first."""
         room, taken = +self.balance, defaultdict[Outcome, list[Sight]](list)
-        sights = sorted(self.unclear, key=lambda sight: sight.unheard)
+        sights = sorted(self.unclear, key=lambda sight: sight.ignore_progress)
         left = [sight for sight in sights if not _assign(sight, room, taken, set())]
         return +room, left
 
@@ -135,7 +135,7 @@ class Books:
             if lines:
                 counted, saw = ", ".join(lines.elements()), "; ".join(sight.what for sight in sights) or "nothing"
                 wrong.append(f"{label!r}: the server counts {counted}; clients saw: {saw}")
-            seen = [*(-group.balance).elements(), *(sight.what for sight in sights if not sight.unheard)]
+            seen = [*(-group.balance).elements(), *(sight.what for sight in sights if not sight.ignore_progress)]
             unlogged += [f"{label!r}: no line of the server's; its client saw: {what}" for what in seen]
         return wrong + unlogged[lost:]
 

@@ -89,13 +89,13 @@ class Client:
         books = self.ground.books
         if label is not None:
             books.open(label)
-        sight = Sight("never sent", ANY, unheard=True)
+        sight = Sight("never sent", ANY, ignore_progress=True)
         try:
             with await connect(self.ground.address, small=small) as wire:
                 await wire.send(data)
                 sight = await use(wire)
         except Cut as cut:
-            sight = Sight("cut off", ANY, unheard=True)
+            sight = Sight("cut off", ANY, ignore_progress=True)
             if not self.ground.killing:
                 self.fault(f"{label}: the server hung up: {cut}")
         finally:
@@ -198,7 +198,7 @@ LEAVING = (_close, _reset, Connection.half_close)
 async def _leave(client: Client, wire: Connection, question: Question, where: str) -> Sight:
     await client.random.choice(LEAVING)(wire)
     allowed = question.endings | client.ground.accidents | {Outcome.CLIENT_CANCELLED}
-    return Sight(f"left {where}", allowed, unheard=True)
+    return Sight(f"left {where}", allowed, ignore_progress=True)
 
 
 async def leave_unanswered(client: Client, wire: Connection, question: Question) -> Sight:
@@ -384,7 +384,7 @@ async def on_one_connection(client: Client) -> None:
     counted = [label for question, label in zip(questions, labels, strict=True) if question.work]
     for label in counted:
         client.ground.books.open(label)
-    sights = [Sight("cut off", ANY, unheard=True)] * 3
+    sights = [Sight("cut off", ANY, ignore_progress=True)] * 3
     try:
         with await connect(client.ground.address) as wire:
             for question, label in zip(questions, labels, strict=True):

@@ -11,19 +11,19 @@ import anyio
 import httpx
 
 from tenure.api.app import build_app
-from tenure.api.context import AppContext
-from tenure.api.text_model import GenerationDefaults, ScorePrompt, TextModel
+from tenure.api.common.context import AppContext
+from tenure.checkpoints.profile import ModelProfile
 from tenure.client import EndOfGeneration, Fleet, GenerationFailed, Refusal, Served, Watcher
 from tenure.client.engine import client_left
-from tenure.client.vitals import Vitals
+from tenure.client.engine_status import EngineStatus
 from tenure.config import ApiSettings, HttpLimits, KeyRing
-from tenure.models.profile import ModelProfile
+from tenure.observe.counters import CountersSnapshot, WorkStage
 from tenure.outcomes import FinishReason, Outcome
-from tenure.process.counters import CountersSnapshot, WorkStage
+from tenure.prompts.chat_template import ChatTemplate
+from tenure.prompts.text_model import GenerationDefaults, ScorePrompt, TextModel
 from tenure.sampling import TokenLogprobs
-from tenure.text.chat_template import ChatTemplate
-from tenure.text.frame import Frame
 from tenure.text.pairs import PairTemplate
+from tenure.text.special_tokens import Frame
 from tenure.wire.messages import Ended, ItemOutput, ModelCard, Submit
 
 BEGIN, END, VOCABULARY = 256, 257, 260
@@ -160,7 +160,7 @@ class FakeEngine:
             num_blocks=num_blocks,
             dtype="float32",
         )
-        self.vitals = Vitals()
+        self.status = EngineStatus()
         self.submitted: list[Submit] = []
         self.handles: list[FakeHandle] = []
         self.refusal: Refusal | None = None

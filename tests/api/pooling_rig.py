@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tenure.models.profile import ModelProfile, Scoring
+from tenure.checkpoints.profile import ModelProfile, Scoring
 from tenure.pooling import Pooled, PoolingParams
 from tenure.wire.messages import ItemOutput, Submit
 from tests.api.generation_rig import STOP, ByteTokenizer, Rig

@@ -16,17 +16,17 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from tenure.api import errors
-from tenure.api.call import Call
-from tenure.api.context import AppContext
+from tenure.api.common.call import Call
+from tenure.api.common.context import AppContext
 from tenure.api.dispatch import Dispatcher
-from tenure.api.guard import Guard
-from tenure.api.http_protocol import http_protocol
-from tenure.api.routes import Route, RouteTable
 from tenure.client import Fleet, GenerationFailed
 from tenure.config import ApiSettings, HttpLimits, KeyRing
+from tenure.http import errors
+from tenure.http.guard import Guard
+from tenure.http.protocol import http_protocol
+from tenure.http.routes import Route, RouteTable
+from tenure.observe.counters import CounterSchema, CountersSnapshot, SharedCounters
 from tenure.outcomes import Outcome
-from tenure.process.counters import CounterSchema, CountersSnapshot, SharedCounters
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -69,7 +69,7 @@ class Handlers:
     async def hello(self, call: Call) -> None:
         call.model = "tiny"
         self.context.order.append(call.label)
-        await call.respond_json({"bytes": len(call.body), "id": call.request_id, "rank": call.terms.rank})
+        await call.respond_json({"bytes": len(call.body), "id": call.request_id, "rank": call.options.rank})
 
     async def wait(self, call: Call) -> None:
         call.model = "tiny"

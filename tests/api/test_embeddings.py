@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tenure.checkpoints.profile import ModelProfile
 from tenure.client import GenerationFailed, Refusal
 from tenure.config import ApiSettings
-from tenure.models.profile import ModelProfile
 from tenure.outcomes import Outcome
 from tenure.pooling import PoolingTask
 from tests.api.generation_rig import Rig, assert_refused

@@ -7,11 +7,11 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tenure.api.chat_types import ChatRequest
-from tenure.api.cohere_embed import EmbedRequest
-from tenure.api.completion_types import CompletionRequest
-from tenure.api.embedding_types import ClassifyRequest, EmbeddingRequest, PoolingRequest
-from tenure.api.tokenize_routes import DetokenizeRequest, TokenizeRequest
+from tenure.api.cohere.embed import EmbedRequest
+from tenure.api.common.chat_types import ChatRequest
+from tenure.api.openai.completion_types import CompletionRequest
+from tenure.api.openai.embedding_types import ClassifyRequest, EmbeddingRequest, PoolingRequest
+from tenure.api.openai.tokenize_routes import DetokenizeRequest, TokenizeRequest
 from tests.api.generation_rig import Rig
 from tests.api.pooling_rig import CLASSIFIER, classify, pooling_rig
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tenure.checkpoints.profile import ModelProfile, Scoring
 from tenure.errors import CallerError
-from tenure.models.profile import ModelProfile, Scoring
 from tenure.pooling import PoolingTask
-from tenure.text.judge_prompt import DEFAULT_INSTRUCTION, judge_prompt
+from tenure.prompts.reranker_prompt import DEFAULT_INSTRUCTION, reranker_prompt
 from tests.api.generation_rig import assert_refused
 from tests.api.pooling_rig import pooling_rig
 
 JUDGE = ModelProfile(
     tasks=("score", "classify"), scoring=Scoring.CROSS_ENCODER, labels=("yes",), answer_tokens=("no", "yes")
 )
-BEGIN, END = judge_prompt("q", "\0").split("\0")
+BEGIN, END = reranker_prompt("q", "\0").split("\0")
 
 
 def likes_length(ids, params):
@@ -24,7 +24,7 @@ def likes_length(ids, params):
 
 
 def judge_rig(**more):
-    return pooling_rig(JUDGE, likes_length, score_prompt=judge_prompt, framed=False, **more)
+    return pooling_rig(JUDGE, likes_length, score_prompt=reranker_prompt, framed=False, **more)
 
 
 def read(rig):
@@ -37,7 +37,7 @@ def test_a_query_and_its_documents_are_put_to_the_model_as_questions(path):
     query = {"query": "q"} if "rerank" in path else {"queries": "q"}
     reply = rig.post(path, {**query, "documents": ["a", "longer"]})
     assert reply.status_code == 200, reply.text
-    assert read(rig) == [judge_prompt("q", "a", DEFAULT_INSTRUCTION), judge_prompt("q", "longer")]
+    assert read(rig) == [reranker_prompt("q", "a", DEFAULT_INSTRUCTION), reranker_prompt("q", "longer")]
     assert rig.submitted.pooling.task is PoolingTask.CLASSIFY
     if "rerank" in path:
         assert [result["index"] for result in reply.json()["results"]] == [1, 0]
@@ -46,7 +46,7 @@ def test_a_query_and_its_documents_are_put_to_the_model_as_questions(path):
 def test_an_instruction_takes_the_place_of_the_default():
     rig = judge_rig()
     rig.post("/rerank", {"query": "q", "documents": ["a"], "instruction": "Find duplicates"})
-    assert read(rig) == [judge_prompt("q", "a", "Find duplicates")]
+    assert read(rig) == [reranker_prompt("q", "a", "Find duplicates")]
 
 
 @pytest.mark.parametrize("path", ["/score", "/rerank"])
@@ -58,7 +58,7 @@ def test_an_instruction_may_stand_among_the_arguments_of_the_template(path):
     assert rig.post(path, body | kwargs | {"instruction": "Sort"}).status_code == 200
     assert rig.post(path, body | {"chat_template_kwargs": {}}).status_code == 200
     texts = [bytes(submit.prompts[0]).decode() for submit in rig.engine.submitted]
-    assert texts == [judge_prompt("q", "a", wanted) for wanted in ("Find duplicates", "Sort", None)]
+    assert texts == [reranker_prompt("q", "a", wanted) for wanted in ("Find duplicates", "Sort", None)]
     rig.engine.submitted.clear()
     for wrong in ({"instruction": 1}, [], "Sort"):
         reply = rig.post(path, body | {"chat_template_kwargs": wrong})
@@ -68,11 +68,11 @@ def test_an_instruction_may_stand_among_the_arguments_of_the_template(path):
 
 def test_the_instruction_that_a_model_was_saved_with():
     profile = replace(JUDGE, prompts={"web": "Search", "other": "Other"}, default_prompt="web")
-    rig = pooling_rig(profile, likes_length, score_prompt=judge_prompt, framed=False)
+    rig = pooling_rig(profile, likes_length, score_prompt=reranker_prompt, framed=False)
     rig.post("/rerank", {"query": "q", "documents": ["a"]})
     rig.post("/rerank", {"query": "q", "documents": ["a"], "instruction": "Sort"})
     texts = [bytes(submit.prompts[0]).decode() for submit in rig.engine.submitted]
-    assert texts == [judge_prompt("q", "a", "Search"), judge_prompt("q", "a", "Sort")]
+    assert texts == [reranker_prompt("q", "a", "Search"), reranker_prompt("q", "a", "Sort")]
 
 
 def test_texts_that_the_models_template_refuses_are_a_400():
@@ -87,7 +87,7 @@ def test_texts_that_the_models_template_refuses_are_a_400():
 def test_without_activation_the_score_is_how_much_yes_exceeds_no():
     rig = judge_rig()
     reply = rig.post("/score", {"queries": "q", "documents": ["a"], "use_activation": False})
-    assert reply.json()["data"][0]["score"] == pytest.approx(len(judge_prompt("q", "a")) / 1000)
+    assert reply.json()["data"][0]["score"] == pytest.approx(len(reranker_prompt("q", "a")) / 1000)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

@@ -99,11 +99,11 @@ def test_health_is_200_and_empty_also_while_the_model_loads(rig, method, path):
 @pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")])
 def test_health_is_503_when_the_server_cannot_recover_by_itself(rig, method, path):
     """The engine is lost, and nobody will start it again."""
-    rig.engine.vitals.fall_silent()
+    rig.engine.status.fall_silent()
     reply = rig.request(method, path)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unavailable")
     assert "tiny" in reply.json()["error"]["message"]
-    rig.engine.vitals.hear()
+    rig.engine.status.hear()
     assert rig.request(method, path).status_code == 200
 
 
@@ -215,7 +215,7 @@ class SilentEngine(FakeEngine):
     def __init__(self):
         super().__init__()
         self.card = None
-        self.vitals.fall_silent()
+        self.status.fall_silent()
 
     async def cancel_by_name(self, *names, **more):
         return None

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tenure.models.profile import ModelProfile
+from tenure.checkpoints.profile import ModelProfile
 from tenure.pooling import PoolingTask
 from tests.api.generation_rig import Rig, assert_refused
 from tests.api.pooling_rig import (

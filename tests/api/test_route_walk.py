@@ -15,14 +15,14 @@ import pytest
 import uvicorn
 
 from tenure.api.app import build_app, route_table
-from tenure.api.guard import Guard
-from tenure.api.http_protocol import http_protocol
-from tenure.api.routes import Route
+from tenure.checkpoints.profile import ModelProfile, Scoring
 from tenure.client.engine import client_left
 from tenure.config import HttpLimits
-from tenure.models.profile import ModelProfile, Scoring
+from tenure.http.guard import Guard
+from tenure.http.protocol import http_protocol
+from tenure.http.routes import Route
+from tenure.observe.counters import WORK_PATHS, CounterSchema, SharedCounters
 from tenure.outcomes import Outcome
-from tenure.process.counters import WORK_PATHS, CounterSchema, SharedCounters
 from tenure.wire.messages import Submit
 from tests.api.generation_rig import ByteTokenizer, FakeEngine, FakeHandle, Rig, say_hello
 from tests.api.pooling_rig import LABELS, SIZE, answers, classify, embed

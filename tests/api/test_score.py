@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tenure.checkpoints.profile import CountedTokens, Expansion, LateInteraction, ModelProfile, Scoring
 from tenure.config import ApiSettings
-from tenure.models.profile import CountedTokens, Expansion, LateInteraction, ModelProfile, Scoring
 from tenure.pooling import PoolingTask
 from tests.api.generation_rig import assert_refused
 from tests.api.pooling_rig import (
@@ -262,7 +262,7 @@ class TestLateInteractionWithSettings:
         rig = late_rig(query_length=8, expansion=Expansion(8, MASK, attend))
         reply = rig.post(path, {"queries" if "score" in path else "query": "who", "documents": ["me", "owls"]})
         assert rig.submitted.prompts == [[*framed("who"), MASK, MASK, MASK], framed("me"), framed("owls")]
-        assert rig.submitted.unseen == ([] if attend else [3, 0, 0])
+        assert rig.submitted.unattended == ([] if attend else [3, 0, 0])
         query = np.concatenate((tokens("who"), [unit(MASK)] * 3))
         expected = [(query @ tokens(text).T).max(axis=1).sum() for text in ("me", "owls")]
         body = reply.json()
@@ -274,10 +274,10 @@ class TestLateInteractionWithSettings:
         rig = late_rig(expansion=Expansion(5, MASK, attend=False))
         scores(rig.post("/score", {"queries": ["a", "longer", "abc"], "documents": ["x", "y", "z"]}))
         assert rig.submitted.prompts[:3] == [[*framed("a"), MASK, MASK], framed("longer"), framed("abc")]
-        assert rig.submitted.unseen == [2, 0, 0, 0, 0, 0]
+        assert rig.submitted.unattended == [2, 0, 0, 0, 0, 0]
         rig = late_rig(expansion=Expansion(5, MASK, attend=False))
         scores(rig.post("/score", {"queries": "longer", "documents": ["x"]}))
-        assert rig.submitted.unseen == []
+        assert rig.submitted.unattended == []
 
     def test_a_query_that_cannot_be_as_long_is_refused(self):
         rig = late_rig(query_length=32, expansion=Expansion(32, MASK, attend=False), max_model_len=16)
@@ -317,7 +317,7 @@ class TestLateInteractionWithSettings:
         rig = late_rig(**settings, counted_in_document=CountedTokens(frozenset(b"m")))
         reply = rig.post("/pooling", {"input": "memo", "task": "token_embed"})
         np.testing.assert_allclose(reply.json()["data"][0]["data"], tokens("memo"), atol=1e-6)
-        assert (rig.submitted.prompts, rig.submitted.unseen) == ([framed("memo")], [])
+        assert (rig.submitted.prompts, rig.submitted.unattended) == ([framed("memo")], [])
 
 
 class TestCutting:
@@ -492,7 +492,7 @@ def test_long_bodies_are_read_in_a_thread():
 
 def test_a_late_query_scores_what_waited_for_it_and_keeps_nothing_else():
     """The engine may answer in any order; a document's vectors go as soon as its query is there."""
-    from tenure.api.scoring import PairedScores, max_similarity  # noqa: PLC0415
+    from tenure.api.rerank.scoring import PairedScores, max_similarity  # noqa: PLC0415
 
     def vectors(text):
         return tokens(text).astype(np.float32)

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from tenure.api.text_model import GenerationDefaults
 from tenure.config import ApiSettings
+from tenure.prompts.text_model import GenerationDefaults
 from tenure.sampling import RepetitionDetection
 from tenure.wire.messages import ItemOutput, Submit
 from tests.api.generation_rig import END, LENGTH, Rig, assert_refused, output

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure.api.vector_json import vector_base64, vector_bits, vector_numbers
+from tenure.api.common.vector_json import vector_base64, vector_bits, vector_numbers
 
 
 def read(vectors: np.ndarray) -> np.ndarray:

@@ -10,8 +10,8 @@ from tenure.outcomes import Outcome
 OK, INVALID, GONE = Outcome.OK, Outcome.INVALID, Outcome.CLIENT_CANCELLED
 READ = Sight("200", frozenset((OK,)))
 REFUSED = Sight("400", frozenset((INVALID,)))
-LEFT = Sight("left", frozenset((OK, GONE)), unheard=True)
-LEFT_NONSENSE = Sight("left nonsense", frozenset((INVALID, GONE)), unheard=True)
+LEFT = Sight("left", frozenset((OK, GONE)), ignore_progress=True)
+LEFT_NONSENSE = Sight("left nonsense", frozenset((INVALID, GONE)), ignore_progress=True)
 LATE = Sight("late", frozenset((OK, GONE)))
 
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from tenure import __version__
-from tenure.cli.edge import EdgeOptions
+from tenure.cli.http_flags import EdgeOptions
 from tenure.cli.main import app
-from tenure.cli.observe import ObserveOptions
+from tenure.cli.observability_flags import ObserveOptions
 from tenure.cli.serve import ServeOptions, print_ready, serve_config
 from tenure.config import ApiConfig, ApiSettings, EngineConfig, ServeConfig, cores
 from tenure.errors import CallerError, ResourceError

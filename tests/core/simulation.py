@@ -1,4 +1,4 @@
-"""The scheduler in a virtual world: a scripted executor, a virtual clock, and all that can be checked after each event.
+"""The scheduler in a virtual world: a scripted runner, a virtual clock, and all that can be checked after each event.
 
 An event is one call of the scheduler: an arrival, a plan (which is launched at once), a landing, or an injected
 message. `Simulation.interrupt`, if set, is called with the number of each scripted event just before it happens; what
@@ -19,7 +19,7 @@ from tenure.core.scheduler import Scheduler
 from tenure.outcomes import FinishReason, Outcome
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.sampling import RepetitionDetection, SamplingParams
-from tests.core.executor import EMPTY, ScriptedExecutor, draw, follow, logprobs_at, pooled, prompt_logprobs
+from tests.core.model_runner import EMPTY, ScriptedRunner, draw, follow, logprobs_at, pooled, prompt_logprobs
 
 END_TOKEN = 0
 
@@ -156,7 +156,7 @@ class Simulation:
         self.budget = budget
         self.depth = depth
         self.scheduler = Scheduler(limits, cache_seed=b"simulated", prefix_caching=prefix_caching)
-        self.executor = ScriptedExecutor(limits, broken)
+        self.runner = ScriptedRunner(limits, broken)
         self.records: dict[int, Record] = {}
         self.rows: list[tuple[int, int]] = []
         self.now = 0.0
@@ -198,7 +198,7 @@ class Simulation:
         self.expire()
         self._event()
         planned = self.plan()
-        landing = len(self.executor.in_flight) - (self.depth if planned else 0)
+        landing = len(self.runner.in_flight) - (self.depth if planned else 0)
         for _ in range(landing):
             self._event()
             self.land()
@@ -221,7 +221,7 @@ class Simulation:
 
     def plan(self) -> bool:
         oldest = min(self._running(), key=lambda item: item.age, default=None)
-        leaving = any(not self._present(row) for plan in self.executor.in_flight for row in plan.rows)
+        leaving = any(not self._present(row) for plan in self.runner.in_flight for row in plan.rows)
         preemptions = self.scheduler.counts.preemptions
         plan = self.scheduler.plan(self.budget)
         assert oldest is None or oldest.state is State.RUNNING, "the oldest running item was evicted"
@@ -234,23 +234,23 @@ class Simulation:
             assert not any(self._place(item) in rows for item in stalled), "a stalled step"
             items = [item for record in self.records.values() for item in record.request.items]
             assert all(item.preemptions <= MOST_EVICTIONS for item in items), "an item is evicted again and again"
-            self.executor.launch(plan)
+            self.runner.launch(plan)
             self._note_launch(plan)
         else:
-            waits = self.executor.in_flight or self._stalled() or not self.scheduler.busy
+            waits = self.runner.in_flight or self._stalled() or not self.scheduler.busy
             assert waits, "nothing runs, and nothing will"
         self.check()
         return plan is not None
 
     def land(self) -> None:
-        plan = self.executor.in_flight[0]
-        result = self.executor.land()
+        plan = self.runner.in_flight[0]
+        result = self.runner.land()
         failing = self._note_landing(plan, result)
         effects = self.scheduler.land(result)
         self._receive(effects)
         for record in failing:
             record.failed = True
-            record.due = plan.number + len(self.executor.in_flight)
+            record.due = plan.number + len(self.runner.in_flight)
         for record in self.records.values():
             assert record.ending or record.due is None or record.due > plan.number, "a cancelled request holds on"
         unmatched = self.scheduler.counts.unmatched
@@ -268,7 +268,7 @@ class Simulation:
         else:
             record.cancelled = outcome
             record.computed_at_cancel = record.request.computed
-            in_flight = self.executor.in_flight
+            in_flight = self.runner.in_flight
             record.due = in_flight[-1].number if in_flight else None
             assert in_flight or ended, "a cancel with nothing in flight must free everything at once"
         self._end(ended)
@@ -286,7 +286,7 @@ class Simulation:
             if late:
                 record.cancelled = Outcome.DEADLINE
                 record.computed_at_cancel = request.computed
-                in_flight = self.executor.in_flight
+                in_flight = self.runner.in_flight
                 record.due = in_flight[-1].number if in_flight else None
                 assert in_flight or request in ended, "a deadline with nothing in flight must free everything at once"
         self._end(ended)

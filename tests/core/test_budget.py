@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tenure.core.budget import Purse, StepBudget
+from tenure.core.budget import RemainingBudget, StepBudget
 
 generated = settings(deadline=None, database=None, derandomize=True)
 rates = st.floats(1e-9, 1.0)
@@ -65,47 +65,47 @@ def test_nothing_is_affordable_without_seconds(seconds: float) -> None:
 )
 def test_without_a_price_or_a_limit_only_tokens_count(budget: StepBudget) -> None:
     assert budget.affordable(1_000, budget.seconds) == 9
-    assert Purse(budget, 0.0).take(1_000, 50) == 9
+    assert RemainingBudget(budget, 0.0).take(1_000, 50) == 9
 
 
 def test_what_is_held_back_can_be_spent_once_it_is_opened() -> None:
-    purse = Purse(StepBudget(tokens=100, seconds=10.0, per_token=0.1), held_back=0.25)
-    assert purse.take(0, 100) == 75
-    assert purse.take(0, 1) == 0
-    purse.open_reserve()
-    assert purse.take(0, 100) == 25
-    purse.open_reserve()
-    assert purse.take(0, 100) == 0
+    remaining = RemainingBudget(StepBudget(tokens=100, seconds=10.0, per_token=0.1), held_back=0.25)
+    assert remaining.take(0, 100) == 75
+    assert remaining.take(0, 1) == 0
+    remaining.open_reserve()
+    assert remaining.take(0, 100) == 25
+    remaining.open_reserve()
+    assert remaining.take(0, 100) == 0
 
 
 def test_seconds_are_held_back_as_well_as_tokens() -> None:
-    purse = Purse(StepBudget(tokens=1_000, seconds=10.0, per_token=0.1), held_back=0.25)
-    assert purse.take(0, 1_000) == 75
-    purse.open_reserve()
-    assert purse.take(0, 1_000) == 25
+    remaining = RemainingBudget(StepBudget(tokens=1_000, seconds=10.0, per_token=0.1), held_back=0.25)
+    assert remaining.take(0, 1_000) == 75
+    remaining.open_reserve()
+    assert remaining.take(0, 1_000) == 25
 
 
 def test_an_infinite_budget_can_hold_something_back_too() -> None:
-    purse = Purse(StepBudget(tokens=8, per_token=0.1), held_back=0.25)
-    assert purse.take(0, 100) == 6
-    purse.open_reserve()
-    assert purse.take(0, 100) == 2
+    remaining = RemainingBudget(StepBudget(tokens=8, per_token=0.1), held_back=0.25)
+    assert remaining.take(0, 100) == 6
+    remaining.open_reserve()
+    assert remaining.take(0, 100) == 2
 
 
 def test_the_least_is_granted_beyond_the_seconds_but_not_beyond_the_tokens() -> None:
-    purse = Purse(StepBudget(tokens=6, seconds=0.0, per_token=1.0), held_back=0.0)
-    assert purse.take(0, 10) == 0
-    assert purse.take(0, 10, at_least=4) == 4
-    assert purse.take(0, 10, at_least=4) == 2
-    assert purse.take(0, 10, at_least=4) == 0
+    remaining = RemainingBudget(StepBudget(tokens=6, seconds=0.0, per_token=1.0), held_back=0.0)
+    assert remaining.take(0, 10) == 0
+    assert remaining.take(0, 10, at_least=4) == 4
+    assert remaining.take(0, 10, at_least=4) == 2
+    assert remaining.take(0, 10, at_least=4) == 0
 
 
 def test_no_more_than_wanted_is_granted_and_what_was_overspent_is_missing_later() -> None:
-    purse = Purse(StepBudget(tokens=100, seconds=10.0, per_token=1.0), held_back=0.5)
-    assert purse.take(0, 3) == 3
-    assert purse.take(0, 7, at_least=4) == 4
-    purse.open_reserve()
-    assert purse.take(0, 100) == 3
+    remaining = RemainingBudget(StepBudget(tokens=100, seconds=10.0, per_token=1.0), held_back=0.5)
+    assert remaining.take(0, 3) == 3
+    assert remaining.take(0, 7, at_least=4) == 4
+    remaining.open_reserve()
+    assert remaining.take(0, 100) == 3
 
 
 @generated
@@ -123,12 +123,12 @@ def test_no_more_than_wanted_is_granted_and_what_was_overspent_is_missing_later(
 def test_a_purse_never_grants_more_tokens_than_the_budget_has(
     budget: StepBudget, held_back: float, wishes: list[tuple[int, int, int]]
 ) -> None:
-    purse = Purse(budget, held_back)
+    remaining = RemainingBudget(budget, held_back)
     granted = 0
     for number, (start, wanted, least) in enumerate(wishes):
         if number == len(wishes) // 2:
-            purse.open_reserve()
-        count = purse.take(start, wanted, least)
+            remaining.open_reserve()
+        count = remaining.take(start, wanted, least)
         assert 0 <= count <= wanted
         granted += count
     assert granted <= budget.tokens

@@ -124,7 +124,7 @@ def test_any_run_keeps_every_promise(
     simulation = Simulation(limits, budget, depth=depth, prefix_caching=prefix_caching, broken=broken)
     for action in script:
         action(simulation)
-        if len(simulation.executor.in_flight) > depth:
+        if len(simulation.runner.in_flight) > depth:
             simulation.land()
     simulation.run([])
 

@@ -115,7 +115,7 @@ def test_landing_of_rows_that_were_not_planned_raises_and_changes_nothing() -> N
     simulation = simulate()
     simulation.plan()
     before = settled(simulation)
-    good = simulation.executor.land()
+    good = simulation.runner.land()
     stranger = msgspec.structs.replace(good.rows[0], generation=9)
     for rows in ([], good.rows[:1], [*good.rows, good.rows[0]], good.rows[::-1], [stranger, *good.rows[1:]]):
         with pytest.raises(LedgerError, match="do not match"):
@@ -130,7 +130,7 @@ def test_landing_out_of_order_raises_and_changes_nothing() -> None:
     simulation.plan()
     simulation.plan()
     before = settled(simulation)
-    first, second = simulation.executor.land(), simulation.executor.land()
+    first, second = simulation.runner.land(), simulation.runner.land()
     with pytest.raises(LedgerError, match="before an older one"):
         simulation.scheduler.land(second)
     assert settled(simulation) == before

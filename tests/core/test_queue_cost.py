@@ -10,7 +10,7 @@ import pytest
 from tenure.core.limits import Limits
 from tenure.core.scheduler import Scheduler
 from tenure.outcomes import Outcome
-from tests.core.executor import ScriptedExecutor
+from tests.core.model_runner import ScriptedRunner
 from tests.core.scripts import UNBOUNDED, text
 from tests.core.simulation import Ask
 
@@ -42,7 +42,7 @@ class Engine:
 
     def __init__(self, waiting: int) -> None:
         self.scheduler = Scheduler(LIMITS)
-        self.executor = ScriptedExecutor(LIMITS)
+        self.runner = ScriptedRunner(LIMITS)
         for number in range(LIMITS.num_slots + waiting):
             self.scheduler.add(ASK.request(number))
         self.step()
@@ -57,8 +57,8 @@ class Engine:
 
     def _land(self) -> None:
         assert self.plan is not None
-        self.executor.launch(self.plan)
-        self.scheduler.land(self.executor.land())
+        self.runner.launch(self.plan)
+        self.scheduler.land(self.runner.land())
 
 
 def steps(engine: Engine, count: int = 8) -> list[int]:

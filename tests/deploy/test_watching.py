@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tenure.api.metric_table import FIGURES, Figure, Kind
+from tenure.observe.metric_table import FIGURES, Figure, Kind
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana-dashboard.json").read_text())

@@ -1,4 +1,4 @@
-"""Which executor and which head a model gets, by what it is used for."""
+"""Which runner and which head a model gets, by what it is used for."""
 
 import json
 from pathlib import Path
@@ -44,8 +44,8 @@ def answer(engine: Engine, pooling: PoolingParams | None, max_tokens: int = 0):
     outputs = []
     while engine.scheduler.busy:
         plan = engine.scheduler.plan(StepBudget(tokens=100))
-        engine.executor.launch(plan)
-        outputs += engine.scheduler.land(engine.executor.land()).outputs
+        engine.runner.launch(plan)
+        outputs += engine.scheduler.land(engine.runner.land()).outputs
     return outputs, request.outcome
 
 

@@ -18,16 +18,16 @@ from tenure.core.admission import GateLimits
 from tenure.core.limits import Limits
 from tenure.core.plan import StepResult
 from tenure.core.scheduler import Scheduler
+from tenure.engine.engine_server import EngineServer
 from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.io_thread import IOThread
 from tenure.engine.loop import EngineLoop
 from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Order, Progress, Stop
 from tenure.engine.pace import Pace
-from tenure.engine.switchboard import Switchboard
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
-from tests.core.executor import ScriptedExecutor
-from tests.engine.switchboards import ROOMY, output, submit
+from tests.core.model_runner import ScriptedRunner
+from tests.engine.engine_servers import ROOMY, output, submit
 from tests.wire.samples import CARD
 
 _HEADER_BYTES = 4
@@ -80,10 +80,10 @@ class Rig:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         listener.listen()
-        self.thread = IOThread(Switchboard("epoch", 0), listener, lifeline)
+        self.thread = IOThread(EngineServer("epoch", 0), listener, lifeline)
 
     def open(self) -> None:
-        self.thread.open_for_business(CARD, ROOMY, self.orders, lambda: Progress(1, None))
+        self.thread.start_serving(CARD, ROOMY, self.orders, lambda: Progress(1, None))
         scheduler = Scheduler(Limits(max_model_len=64, num_blocks=16, block_size=4, num_slots=4))
         self.thread.publish(EngineSnapshot(1, scheduler.snapshot(), [], True))
 
@@ -144,7 +144,7 @@ def test_what_the_loop_tells_arrives_whole_and_in_order(tmp_path: Path) -> None:
         assert isinstance(heard[-1], wire.Ended)
 
 
-class HeldExecutor(ScriptedExecutor):
+class HeldExecutor(ScriptedRunner):
     """Stands still in every step until it is told to go on."""
 
     def __init__(self, limits: Limits) -> None:
@@ -161,12 +161,12 @@ class HeldExecutor(ScriptedExecutor):
 def test_admission_answers_while_a_step_is_being_computed(tmp_path: Path) -> None:
     """Questions, cancels and the ledger are dealt with at once; what they order is done when the step has landed."""
     limits = Limits(max_model_len=64, num_blocks=64, block_size=4, num_slots=8)
-    executor = HeldExecutor(limits)
+    runner = HeldExecutor(limits)
     with running(tmp_path) as rig:
         pace = Pace(StepCostEstimator(), max_tokens=64, step_time=0.0)
-        loop = EngineLoop(Scheduler(limits), executor, rig.orders, rig.thread, pace)
+        loop = EngineLoop(Scheduler(limits), runner, rig.orders, rig.thread, pace)
         gate = GateLimits(items=3, tokens=100, capacity=60, vocabulary_size=32)
-        rig.thread.open_for_business(CARD, gate, rig.orders, lambda: loop.progress)
+        rig.thread.start_serving(CARD, gate, rig.orders, lambda: loop.progress)
         computing = threading.Thread(target=loop.run)
         computing.start()
         try:
@@ -174,7 +174,7 @@ def test_admission_answers_while_a_step_is_being_computed(tmp_path: Path) -> Non
             assert isinstance(peer.hear(), wire.Ready)
             peer.say(submit(1))
             assert peer.hear() == wire.Admitted(request=1)
-            assert executor.computing.wait(60)
+            assert runner.computing.wait(60)
             peer.say(submit(2), submit(3), submit(4), wire.AskLedger(sequence=1))
             assert [peer.hear(), peer.hear()] == [wire.Admitted(request=2), wire.Admitted(request=3)]
             refused = peer.hear()
@@ -184,7 +184,7 @@ def test_admission_answers_while_a_step_is_being_computed(tmp_path: Path) -> Non
             left = wire.Cancel(request=1, outcome=Outcome.CLIENT_CANCELLED)
             peer.say(left, wire.Cancel(request=2, outcome=Outcome.ABORTED), wire.AskLedger(sequence=2))
             assert peer.hear().sequence == 2, "both have been taken in"
-            executor.go_on.set()
+            runner.go_on.set()
             ended = {}
             while len(ended) < 3:
                 heard = peer.hear()
@@ -192,7 +192,7 @@ def test_admission_answers_while_a_step_is_being_computed(tmp_path: Path) -> Non
                     ended[heard.request] = heard.outcome
             assert ended == {1: Outcome.CLIENT_CANCELLED, 2: Outcome.ABORTED, 3: Outcome.OK}
         finally:
-            executor.go_on.set()
+            runner.go_on.set()
             rig.orders.put(Stop())
             computing.join(60)
 
@@ -219,14 +219,14 @@ def test_a_thread_that_fails_stops_the_loop(tmp_path: Path, when: str) -> None:
     reading, writing = os.pipe()
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(tmp_path / "engine.sock"))  # and does not listen: accepting fails
-        thread = IOThread(Switchboard("epoch", 0), deaf, reading)
+        thread = IOThread(EngineServer("epoch", 0), deaf, reading)
         orders: queue.Queue[Order] = queue.Queue()
         if when == "while the loop runs":
             thread._orders = orders
         thread.start()
         if when == "before the loop runs":
             thread._thread.join(timeout=30)
-            thread.open_for_business(CARD, ROOMY, orders, lambda: Progress(0, None))
+            thread.start_serving(CARD, ROOMY, orders, lambda: Progress(0, None))
         assert orders.get(timeout=30) == Stop()
         thread.stop()
     os.close(writing)
@@ -236,11 +236,11 @@ def test_a_thread_that_fails_stops_the_loop(tmp_path: Path, when: str) -> None:
 _ENGINE = """
 import socket, sys, threading
 from tenure.engine.io_thread import IOThread
-from tenure.engine.switchboard import Switchboard
+from tenure.engine.engine_server import EngineServer
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
 listener.listen()
-IOThread(Switchboard("epoch", 0), listener, 0).start()
+IOThread(EngineServer("epoch", 0), listener, 0).start()
 print("started", flush=True)
 threading.Event().wait()  # as an engine in an endless step
 """

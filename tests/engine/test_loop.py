@@ -21,7 +21,7 @@ from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Finish, Or
 from tenure.engine.pace import Pace
 from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import SamplingParams
-from tests.core.executor import ScriptedExecutor
+from tests.core.model_runner import ScriptedRunner
 
 LIMITS = Limits(max_model_len=64, num_blocks=32, block_size=4, num_slots=4)
 
@@ -78,7 +78,7 @@ class Port:
         return Counter(output.request for told in self.told for output in told.outputs)
 
 
-class Executor(ScriptedExecutor):
+class ModelRunner(ScriptedRunner):
     """Fails as a whole in the steps of `fails`: at launch, or while landing, where it is none the wiser."""
 
     def __init__(self, clock: Clock, fails: dict[int, str] | None = None) -> None:
@@ -133,12 +133,12 @@ class Rig:
     ) -> None:
         self.clock = clock or Clock()
         self.scheduler = CountingScheduler(LIMITS)
-        self.executor = Executor(self.clock, fails)
+        self.runner = ModelRunner(self.clock, fails)
         self.orders: queue.Queue[Order] = orders or queue.Queue()
         self.port = Port()
         self.loop = EngineLoop(
             self.scheduler,
-            self.executor,
+            self.runner,
             self.orders,
             self.port,
             Pace(StepCostEstimator(), max_tokens=max_tokens, step_time=0.0),
@@ -209,7 +209,7 @@ def test_what_is_late_gets_no_further_step() -> None:
     rig = Rig()
     rig.run(Add(due(1, end_by=100.05, max_tokens=50)), Add(request(2, max_tokens=9)))
     assert rig.port.ended == [(1, Outcome.DEADLINE), (2, Outcome.OK)]
-    assert [len(plan.rows) for plan in rig.executor.plans] == [2] * 5 + [1] * 4
+    assert [len(plan.rows) for plan in rig.runner.plans] == [2] * 5 + [1] * 4
     late = next(ended for told in rig.port.told for ended in told.ended if ended.number == 1)
     assert "longer than it may" in late.message
 
@@ -241,7 +241,7 @@ def test_a_loop_that_has_nothing_to_compute_wakes_for_a_deadline() -> None:
     rig = Rig(clock=Ticking())
     rig.run(Add(due(1, end_by=100.1)), Stall(1))
     assert rig.port.ended == [(1, Outcome.DEADLINE)]
-    assert rig.executor.plans == []
+    assert rig.runner.plans == []
 
 
 class Watched(queue.Queue[Order]):
@@ -278,7 +278,7 @@ def test_a_stalled_request_gets_no_step_until_it_is_resumed() -> None:
 
     rig.port.on_told = pace
     rig.run(Add(request(1, max_tokens=10)), Add(request(2, max_tokens=15)))
-    assert [len(plan.rows) for plan in rig.executor.plans] == [2] * 3 + [1] * 5 + [2] * 7
+    assert [len(plan.rows) for plan in rig.runner.plans] == [2] * 3 + [1] * 5 + [2] * 7
     assert rig.port.tokens == {1: 10, 2: 15}
 
 
@@ -293,7 +293,7 @@ def test_a_cancel_ends_a_request_within_the_step() -> None:
     rig.run(Add(request(1, max_tokens=50)), Add(request(2, max_tokens=20)))
     assert rig.port.ended == [(1, Outcome.CLIENT_CANCELLED), (2, Outcome.OK)]
     assert rig.port.tokens == {1: 3, 2: 20}
-    assert [len(plan.rows) for plan in rig.executor.plans] == [2] * 3 + [1] * 17
+    assert [len(plan.rows) for plan in rig.runner.plans] == [2] * 3 + [1] * 17
 
 
 def test_an_item_that_needs_no_more_tokens_is_finished() -> None:
@@ -342,13 +342,13 @@ def test_requests_that_wait_survive_a_step_that_fails() -> None:
 def test_a_result_that_answers_another_plan_ends_the_loop() -> None:
     """That is our bug, and nothing that the ledger says could be believed afterwards."""
 
-    class Confused(Executor):
+    class Confused(ModelRunner):
         def land(self) -> StepResult:
             result = super().land()
             return StepResult(result.number, [RowResult(row.slot + 1, row.generation) for row in result.rows])
 
     rig = Rig()
-    rig.loop._executor = Confused(rig.clock)
+    rig.loop._runner = Confused(rig.clock)
     rig.orders.put(Add(request(1)))
     with pytest.raises(LedgerError):
         rig.loop.run()
@@ -393,13 +393,13 @@ def test_a_stop_is_obeyed_in_the_middle_of_work() -> None:
 def test_progress_names_the_step_that_runs() -> None:
     rig = Rig()
     seen: list[tuple[int, float | None]] = []
-    launch = rig.executor.launch
+    launch = rig.runner.launch
 
     def watched(plan: StepPlan) -> None:
         seen.append(tuple(rig.loop.progress))  # type: ignore[arg-type]
         launch(plan)
 
-    rig.executor.launch = watched  # type: ignore[method-assign]
+    rig.runner.launch = watched  # type: ignore[method-assign]
     rig.run(Add(request(1, max_tokens=2)))
     assert seen == [(1, 100.0), (2, pytest.approx(100.01))]
     assert rig.loop.progress == (2, None)

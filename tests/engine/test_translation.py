@@ -1,4 +1,4 @@
-"""What an API process says of a prompt reaches the executor, whatever stands between."""
+"""What an API process says of a prompt reaches the runner, whatever stands between."""
 
 from tenure.core.budget import StepBudget
 from tenure.core.limits import Limits
@@ -17,14 +17,14 @@ def test_the_executor_is_told_of_each_prompt_what_was_said_of_it() -> None:
         sampling=SamplingParams(max_tokens=1),
         n=2,
         segments=[2, 0, 1],
-        unseen=[0, 1, 3],
+        unattended=[0, 1, 3],
     )
     scheduler = Scheduler(Limits(max_model_len=32, num_slots=8, num_blocks=32, block_size=4))
     scheduler.add(translation.request(7, asked, 0.0))
     plan = scheduler.plan(StepBudget(tokens=64))
     assert plan is not None
-    told = [(start.tokens, start.first_segment, start.unseen) for start in plan.starts]
-    assert told == list(zip(prompts, asked.segments, asked.unseen, strict=True))
+    told = [(start.tokens, start.first_segment, start.unattended) for start in plan.starts]
+    assert told == list(zip(prompts, asked.segments, asked.unattended, strict=True))
 
 
 def test_nothing_need_be_said() -> None:
@@ -33,4 +33,4 @@ def test_nothing_need_be_said() -> None:
     scheduler.add(translation.request(7, asked, 0.0))
     plan = scheduler.plan(StepBudget(tokens=64))
     assert plan is not None
-    assert [(start.first_segment, start.unseen) for start in plan.starts] == [(0, 0), (0, 0)]
+    assert [(start.first_segment, start.unattended) for start in plan.starts] == [(0, 0), (0, 0)]

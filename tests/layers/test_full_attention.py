@@ -23,14 +23,14 @@ def shape(num_heads: int, head_dim: int) -> TextShape:
     return TextShape(num_heads, head_dim, torch.float32, CPU)
 
 
-def alike(lengths: Sequence[int], unseen: Sequence[int] | None = None) -> tuple[AlikeTexts, ...]:
-    return pack_texts([[0] * length for length in lengths], unseen=unseen).alike
+def alike(lengths: Sequence[int], unattended: Sequence[int] | None = None) -> tuple[AlikeTexts, ...]:
+    return pack_texts([[0] * length for length in lengths], unattended=unattended).alike
 
 
-def expected(heads_T3NH: torch.Tensor, lengths: Sequence[int], unseen: Sequence[int] | None = None) -> torch.Tensor:
+def expected(heads_T3NH: torch.Tensor, lengths: Sequence[int], unattended: Sequence[int] | None = None) -> torch.Tensor:
     """By the definition, in double precision."""
     outputs = []
-    keys = [length - hidden for length, hidden in zip(lengths, unseen or [0] * len(lengths), strict=True)]
+    keys = [length - hidden for length, hidden in zip(lengths, unattended or [0] * len(lengths), strict=True)]
     for text, seen in zip(heads_T3NH.double().split(list(lengths)), keys, strict=True):
         q, k, v = text.permute(1, 2, 0, 3)
         k, v = k[:, :seen], v[:, :seen]
@@ -58,23 +58,23 @@ UNSEEN = [(3, 2), (32, 0), (32, 1), (32, 27), (32, 27), (64, 31), (300, 44), (30
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rows_that_no_row_sees_see_the_others(backend: str) -> None:
     torch.manual_seed(5)
-    lengths, unseen = zip(*UNSEEN, strict=True)
+    lengths, unattended = zip(*UNSEEN, strict=True)
     heads = torch.randn(sum(lengths), 3, 3, 32)
     with torch.inference_mode():
-        found = text_attention(shape(3, 32), backend)(alike(lengths, unseen))(heads)
-    torch.testing.assert_close(found, expected(heads, lengths, unseen), atol=1e-5, rtol=1e-4)
+        found = text_attention(shape(3, 32), backend)(alike(lengths, unattended))(heads)
+    torch.testing.assert_close(found, expected(heads, lengths, unattended), atol=1e-5, rtol=1e-4)
 
 
 @needs_native
 @pytest.mark.parametrize("place", range(len(UNSEEN)))
 def test_a_text_with_such_rows_is_the_same_in_any_company(place: int) -> None:
     torch.manual_seed(6)
-    attention, (lengths, unseen) = text_attention(shape(4, 32), "native"), zip(*UNSEEN, strict=True)
+    attention, (lengths, unattended) = text_attention(shape(4, 32), "native"), zip(*UNSEEN, strict=True)
     heads = torch.randn(sum(lengths), 3, 4, 32)
     rows = slice(sum(lengths[:place]), sum(lengths[: place + 1]))
     with torch.inference_mode():
-        alone = attention(alike(lengths[place : place + 1], unseen[place : place + 1]))(heads[rows].clone())
-        assert torch.equal(attention(alike(lengths, unseen))(heads)[rows], alone)
+        alone = attention(alike(lengths[place : place + 1], unattended[place : place + 1]))(heads[rows].clone())
+        assert torch.equal(attention(alike(lengths, unattended))(heads)[rows], alone)
 
 
 @needs_native

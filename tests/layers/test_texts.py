@@ -26,11 +26,11 @@ def test_the_second_text_of_a_pair() -> None:
 
 
 def test_texts_of_one_length_that_show_themselves_alike_lie_side_by_side() -> None:
-    batch = pack_texts(TEXTS, unseen=[2, 0, 1, 0])
+    batch = pack_texts(TEXTS, unattended=[2, 0, 1, 0])
     assert batch.token_ids_T.tolist() == [8, 12, 13, 9, 10, 11, 5, 6, 7]
     assert batch.starts_S.tolist() == [6, 0, 3, 1]
     assert batch.alike == (AlikeTexts(0, 1, 1), AlikeTexts(1, 1, 2), AlikeTexts(3, 1, 3, 1), AlikeTexts(6, 1, 3, 2))
-    assert pack_texts([*TEXTS, TEXTS[0]], unseen=[2, 0, 1, 0, 2]).alike[-1] == AlikeTexts(6, 2, 3, 2)
+    assert pack_texts([*TEXTS, TEXTS[0]], unattended=[2, 0, 1, 0, 2]).alike[-1] == AlikeTexts(6, 2, 3, 2)
     assert split_alike(batch.alike, 3)[-1] == [AlikeTexts(0, 1, 3, 2)]
 
 

@@ -69,13 +69,13 @@ def test_cross_encoders_read_pairs_as_transformers_does(family: str, labels: int
 def test_tokens_that_none_attends_to_attend_to_the_others(family: str, attention: str | None, tmp_path: Path) -> None:
     source, reference = save_encoder(family, tmp_path)
     model = load_own(source, attention=attention)
-    texts, unseen = random_texts(LENGTHS), (0, 0, 39, 9, 1, 0, 8, 50)
-    together = run(model, texts, raw(TOKEN_EMBED), unseen=unseen)
-    for text, hidden, ours in zip(texts, unseen, together, strict=True):
+    texts, unattended = random_texts(LENGTHS), (0, 0, 39, 9, 1, 0, 8, 50)
+    together = run(model, texts, raw(TOKEN_EMBED), unattended=unattended)
+    for text, hidden, ours in zip(texts, unattended, together, strict=True):
         seen = torch.tensor([[1] * (len(text) - hidden) + [0] * hidden])
         with torch.inference_mode():
             assert_close(ours, reference(torch.tensor([text]), attention_mask=seen).last_hidden_state[0])
-        assert_close(run(model, [text], raw(TOKEN_EMBED), unseen=[hidden])[0], ours, ALONE)
+        assert_close(run(model, [text], raw(TOKEN_EMBED), unattended=[hidden])[0], ours, ALONE)
 
 
 def test_the_second_text_of_a_pair_has_a_type_of_its_own(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from tenure.api.score_prompts import PairRules, Prompts, single_prompts
-from tenure.api.scoring import counted_rows, max_similarity
-from tenure.api.text_model import TextModel
+from tenure.api.rerank.scoring import counted_rows, max_similarity
+from tenure.checkpoints.late_interaction import LateInteraction
+from tenure.checkpoints.profile import Scoring, read_profile
 from tenure.models.encoder_loader import load_encoder
-from tenure.models.late_interaction import LateInteraction
-from tenure.models.profile import Scoring, read_profile
 from tenure.pooling import PoolingParams, PoolingTask
+from tenure.prompts.score_prompts import PairRules, Prompts, single_prompts
+from tenure.prompts.text_model import TextModel
 from tenure.source import ResolvedSource, SourceKind, resolve_source
 from tenure.text.tokenizer import load_tokenizer
 from tests.models.tiny_encoders import edit_json, run, save_own
@@ -88,8 +88,8 @@ def assert_as_theirs(source: ResolvedSource) -> tuple[list[np.ndarray], list[np.
     late = profile.late_interaction
     sides = [late.counted_in_query] * len(QUERIES) + [late.counted_in_document] * len(DOCUMENTS)
     for attention in ("torch", None):
-        model, unseen = load_encoder(source, profile, attention=attention), prompts.unseen or None
-        rows = run(model, prompts.ids, TOKEN_EMBED, unseen=unseen)
+        model, unattended = load_encoder(source, profile, attention=attention), prompts.unattended or None
+        rows = run(model, prompts.ids, TOKEN_EMBED, unattended=unattended)
         found = [counted_rows(*one) for one in zip([row.numpy() for row in rows], prompts.ids, sides, strict=True)]
         for ours, vectors in zip(found, [*queries, *documents], strict=True):
             np.testing.assert_allclose(ours, vectors.numpy(), atol=TOLERANCE, rtol=0)
@@ -103,7 +103,7 @@ def test_as_sentence_transformers_writes_it(saved: Path, tmp_path: Path) -> None
     source = late_model(saved, tmp_path)
     profile = read_profile(source)
     assert (profile.tasks, profile.late_interaction) == (("token_embed", "score"), LateInteraction())
-    assert prompts_of(source).unseen == []
+    assert prompts_of(source).unattended == []
     assert_as_theirs(source)
 
 
@@ -124,7 +124,7 @@ def test_queries_are_lengthened(change: dict[str, Any], attend: bool, saved: Pat
     lengths = [32, 32, 38 if "strategy" in change else 32, 32, 32]
     assert ([len(query) for query in queries], len(documents[0])) == (lengths, 20)
     prompts = prompts_of(source)
-    assert prompts.unseen == ([] if attend else [26, 30, 0, 27, 29, 0, 0, 0, 0, 0])
+    assert prompts.unattended == ([] if attend else [26, 30, 0, 27, 29, 0, 0, 0, 0, 0])
     assert prompts.ids[4][3:] == [8 if "token" in change else 103] * 29
 
 

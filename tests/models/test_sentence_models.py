@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from tenure.checkpoints.profile import ModelProfile, PoolingMode, Scoring, read_profile
 from tenure.models.encoder_loader import load_encoder
-from tenure.models.profile import ModelProfile, PoolingMode, Scoring, read_profile
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.source import ResolvedSource, SourceKind, resolve_source
 from tenure.text.tokenizer import load_tokenizer

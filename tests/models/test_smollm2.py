@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tenure.gguf_file import GGUFFile
+from tenure.checkpoints.gguf import GGUFFile
 from tenure.models.base import LoadedModel
 from tenure.models.loader import load
 from tenure.source import resolve_source

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from tenure.checkpoints.profile import read_profile
 from tenure.layers.texts import pack_texts
 from tenure.models.base import EncoderModel
 from tenure.models.encoder_loader import load_encoder
-from tenure.models.profile import read_profile
 from tenure.pooling import PoolingParams
 from tenure.source import ResolvedSource, SourceKind
 
@@ -84,11 +84,11 @@ def run(
     texts: Sequence[Sequence[int]],
     params: PoolingParams | Sequence[PoolingParams],
     segments: Sequence[int] | None = None,
-    unseen: Sequence[int] | None = None,
+    unattended: Sequence[int] | None = None,
 ) -> list[torch.Tensor]:
     each = [params] * len(texts) if isinstance(params, PoolingParams) else params
     with torch.inference_mode():
-        return model.pool(pack_texts(texts, segments, model.device, unseen), each)
+        return model.pool(pack_texts(texts, segments, model.device, unattended), each)
 
 
 def hidden_states(reference: Any, text: Sequence[int]) -> torch.Tensor:

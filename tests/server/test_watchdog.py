@@ -22,7 +22,7 @@ class Barks:
         self.barked = anyio.Event()
 
     async def run(self) -> None:
-        self.said.append(await self.dog.bark())
+        self.said.append(await self.dog.wait_for_failure())
         self.barked.set()
 
     async def hear(self, *reports: AnyReport) -> None:

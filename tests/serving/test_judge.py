@@ -8,9 +8,9 @@ import httpx
 import numpy as np
 import pytest
 
-from tenure.models.answer_tokens import answer_ids
+from tenure.checkpoints.answer_tokens import answer_ids
+from tenure.prompts.reranker_prompt import reranker_prompt
 from tenure.source import resolve_source
-from tenure.text.judge_prompt import judge_prompt
 from tests.serving.conftest import Servers
 from tests.serving.server import ServerProcess
 
@@ -50,7 +50,7 @@ def test_chat_and_rerank_on_one_port(judged: ServerProcess) -> None:
 
 def test_a_score_is_what_the_same_model_would_answer(judged: ServerProcess) -> None:
     no, yes = answer_ids(resolve_source("smollm2"), ("no", "yes"))
-    prompt = judge_prompt(QUERY, DOCUMENTS[0])
+    prompt = reranker_prompt(QUERY, DOCUMENTS[0])
     body = {"model": "chat", "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprob_token_ids": [no, yes]}
     http = judged.http
     listed = answered(http.post("/v1/completions", json={**body, "logprobs": 0}))["choices"][0]["logprobs"]

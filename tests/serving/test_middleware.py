@@ -19,13 +19,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tenure.api.app import build_inner, route_table
-from tenure.api.context import AppContext
-from tenure.api.guard import Guard
-from tenure.api.http_protocol import http_protocol
-from tenure.api.text_model import load_text_model
+from tenure.api.common.context import AppContext
 from tenure.client import EngineClient, Fleet, Served
 from tenure.config import ApiSettings, HttpLimits
-from tenure.process.counters import CounterSchema, SharedCounters
+from tenure.http.guard import Guard
+from tenure.http.protocol import http_protocol
+from tenure.observe.counters import CounterSchema, SharedCounters
+from tenure.prompts.text_model import load_text_model
 from tenure.source import resolve_source
 from tests.api.rig import RawClient, post, run
 from tests.serving.server import ServerProcess

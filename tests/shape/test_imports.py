@@ -9,21 +9,46 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "tenure"
 
-VOCABULARY = {"errors", "outcomes", "sampling", "pooling", "source", "gguf_file", "config", "__init__"}
+VOCABULARY = {"errors", "outcomes", "sampling", "pooling", "source", "config", "__init__"}
 ALLOWED = {
     "core": {"core", "errors", "outcomes", "sampling", "pooling"},
     "wire": {"wire", "errors", "outcomes", "sampling", "pooling"},
-    "text": {"text", *VOCABULARY},
+    "http": {
+        "http",
+        "observe",
+        "process",
+        "wire",
+        "api.dispatch",
+        "api.operations.cancel_by_name",
+        "api.common.call",
+        *VOCABULARY,
+    },
+    "observe": {"observe", "http.exchange", "wire", *VOCABULARY},
+    "checkpoints": {"checkpoints", *VOCABULARY},
+    "text": {"text", "checkpoints", *VOCABULARY},
+    "prompts": {"prompts", "text", "checkpoints", "http.errors", "process", "wire", *VOCABULARY},
     "client": {"client", "wire", "errors", "outcomes", "sampling"},
-    "api": {"api", "client", "text", "wire", "process", "models.config", "models.profile", *VOCABULARY},
+    "api": {"api", "http", "observe", "prompts", "client", "text", "wire", "process", "checkpoints", *VOCABULARY},
     "kernels": {"kernels", *VOCABULARY},
     "layers": {"layers", "kernels", *VOCABULARY},
     "kv": {"kv", *VOCABULARY},
-    "models": {"models", "layers", "kv", *VOCABULARY},
-    "engine": {"engine", "core", "kv", "models", "layers", "wire", "process", *VOCABULARY},
+    "models": {"models", "layers", "kv", "checkpoints", *VOCABULARY},
+    "model_runner": {"model_runner", "core", "kv", "models", "layers", *VOCABULARY},
+    "engine": {
+        "engine",
+        "core",
+        "model_runner",
+        "kv",
+        "models",
+        "wire",
+        "process",
+        "observe",
+        "checkpoints",
+        *VOCABULARY,
+    },
     "process": {"process", "wire", *VOCABULARY},
-    "server": {"server", "process", "wire", *VOCABULARY},
-    "cli": {"cli", "server", "process", "wire", *VOCABULARY},
+    "server": {"server", "process", "observe", "wire", *VOCABULARY},
+    "cli": {"cli", "server", "process", "observe", "wire", *VOCABULARY},
 }
 """Package -> the packages, or single modules, that it may import."""
 

@@ -16,7 +16,7 @@ READING_ROUTE = (
     "ARCHITECTURE.md",
     *(f"src/tenure/core/{name}.py" for name in ("lifecycle", "ledger", "request", "scheduler")),
     "src/tenure/engine/loop.py",
-    "src/tenure/api/guard.py",
+    "src/tenure/http/guard.py",
     "tests/serving/test_cancel.py",
 )
 

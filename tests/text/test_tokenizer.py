@@ -199,7 +199,7 @@ class TestSentencePiece:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"pre": "unheard-of"}, "pre-tokenizer 'unheard-of' is not supported"),
+        ({"pre": "ignore_progress-of"}, "pre-tokenizer 'ignore_progress-of' is not supported"),
         ({"merges": ["a"]}, "vocabulary is inconsistent"),
         ({"merges": []}, "merges is missing"),
         ({"eot_token_id": 99999}, "eot_token_id is 99999"),

@@ -78,7 +78,7 @@ TO_ENGINE: tuple[wire.ToEngine, ...] = (
         begin_within=1.5,
         end_within=2.5,
         owner="somebody",
-        unseen=[1, 0],
+        unattended=[1, 0],
     ),
     wire.Cancel(request=2**63, outcome=Outcome.CLIENT_CANCELLED),
     wire.FinishItem(request=2**64 - 1, index=3),

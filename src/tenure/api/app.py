@@ -5,15 +5,12 @@ from dataclasses import replace
 import msgspec
 from starlette.types import ASGIApp
 
-from tenure.api import operations
-from tenure.api.cancel_routes import CancelledReplies, CancelledReply, CancelRequests, cancel_many, cancel_one
-from tenure.api.chat_types import ChatRequest
-from tenure.api.cohere_embed import EmbedReply, EmbedRequest, EmbedV1Reply
-from tenure.api.completion_types import CompletionRequest
-from tenure.api.context import AppContext
-from tenure.api.cors import answer_preflights
+from tenure.api.cohere.embed import EmbedReply, EmbedRequest, EmbedV1Reply
+from tenure.api.common.chat_types import ChatRequest
+from tenure.api.common.context import AppContext
 from tenure.api.dispatch import Dispatcher
-from tenure.api.embedding_types import (
+from tenure.api.openai.completion_types import CompletionRequest
+from tenure.api.openai.embedding_types import (
     Classification,
     ClassifyRequest,
     EmbeddingRequest,
@@ -21,18 +18,10 @@ from tenure.api.embedding_types import (
     PooledReply,
     PoolingRequest,
 )
-from tenure.api.errors import Dialect
-from tenure.api.generation_routes import chat_completions, completions
-from tenure.api.guard import Guard
-from tenure.api.journal import Tally
-from tenure.api.openapi import build_document
-from tenure.api.pooling_routes import classify, embed_v1, embed_v2, embeddings, pooling
-from tenure.api.reporting import Reporter
-from tenure.api.response_types import ChatChunk, ChatCompletion, Completion, CompletionChunk
-from tenure.api.routes import Description, Handler, Route, RouteTable
-from tenure.api.score_routes import META_PATH, rerank, score
-from tenure.api.score_types import RerankReply, RerankRequest, ScoreReply, ScoreRequest
-from tenure.api.tokenize_routes import (
+from tenure.api.openai.generation_routes import chat_completions, completions
+from tenure.api.openai.pooling_routes import classify, embed_v1, embed_v2, embeddings, pooling
+from tenure.api.openai.response_types import ChatChunk, ChatCompletion, Completion, CompletionChunk
+from tenure.api.openai.tokenize_routes import (
     DetokenizeReply,
     DetokenizeRequest,
     TokenizeReply,
@@ -40,7 +29,24 @@ from tenure.api.tokenize_routes import (
     detokenize,
     tokenize,
 )
+from tenure.api.openapi import build_document
+from tenure.api.operations import routes as operations
+from tenure.api.operations.cancel_routes import (
+    CancelledReplies,
+    CancelledReply,
+    CancelRequests,
+    cancel_many,
+    cancel_one,
+)
+from tenure.api.rerank.routes import META_PATH, rerank, score
+from tenure.api.rerank.types import RerankReply, RerankRequest, ScoreReply, ScoreRequest
 from tenure.config import CorsConfig, HttpLimits, KeyRing
+from tenure.http.cors import answer_preflights
+from tenure.http.errors import Dialect
+from tenure.http.guard import Guard
+from tenure.http.routes import Description, Handler, Route, RouteTable
+from tenure.observe.journal import RequestCounter
+from tenure.observe.reporting import Reporter
 from tenure.wire.messages import ServerLedger
 
 
@@ -111,7 +117,7 @@ _OPERATIONS = (
 
 def build_app(
     context: AppContext,
-    tally: Tally,
+    counter: RequestCounter,
     limits: HttpLimits,
     keys: KeyRing = KeyRing(),  # noqa: B008 -- frozen
     cors: CorsConfig = CorsConfig(),  # noqa: B008
@@ -121,7 +127,7 @@ def build_app(
     routes = route_table()
     inner = answer_preflights(build_inner(context, routes, limits), cors)
     settings = context.settings
-    return Guard(inner, routes, tally, limits, keys, settings.root_path, reporter, settings.request_timeout)
+    return Guard(inner, routes, counter, limits, keys, settings.root_path, reporter, settings.request_timeout)
 
 
 def build_inner(context: AppContext, routes: RouteTable, limits: HttpLimits) -> ASGIApp:

@@ -4,13 +4,13 @@ import logging
 
 from starlette.types import Message, Receive, Scope, Send
 
-from tenure.api.call import Call
-from tenure.api.context import AppContext
-from tenure.api.visit import Stage, Visit
+from tenure.api.common.call import Call
+from tenure.api.common.context import AppContext
 from tenure.client import GenerationFailed
 from tenure.config import HttpLimits
+from tenure.http.exchange import Exchange, Stage
 
-VISIT_KEY = "tenure.visit"
+EXCHANGE_KEY = "tenure.exchange"
 logger = logging.getLogger("tenure.api")
 
 
@@ -22,46 +22,46 @@ class Dispatcher:
         self._limits = limits
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        visit: Visit = scope["extensions"][VISIT_KEY]
-        call = Call(visit, self._context, send, self._limits)
-        if visit.arrival.asks_options and "OPTIONS" not in visit.arrival.route.methods:
-            await call.respond(204, b"", headers={"allow": ", ".join((*visit.arrival.route.methods, "OPTIONS"))})
+        exchange: Exchange = scope["extensions"][EXCHANGE_KEY]
+        call = Call(exchange, self._context, send, self._limits)
+        if exchange.head.asks_options and "OPTIONS" not in exchange.head.route.methods:
+            await call.respond(204, b"", headers={"allow": ", ".join((*exchange.head.route.methods, "OPTIONS"))})
             return
         try:
-            await visit.arrival.route.handler(call)
+            await exchange.head.route.handler(call)
         except Exception as exc:
-            await _answer_failure(call, visit, exc)
+            await _answer_failure(call, exchange, exc)
 
 
-async def _answer_failure(call: Call, visit: Visit, exc: Exception) -> None:
+async def _answer_failure(call: Call, exchange: Exchange, exc: Exception) -> None:
     error = call.explain(exc)
     if error.code == "internal_error":
         ours = None if isinstance(exc, GenerationFailed) else exc  # the engine knows what went wrong there
         logger.error("request %s failed: %s", call.request_id, error.message, exc_info=ours)
-    if visit.decided and visit.error is None:
+    if exchange.decided and exchange.error is None:
         return
-    told = visit.fail(error)
-    if visit.stage is Stage.OPEN:
+    told = exchange.fail(error)
+    if exchange.stage is Stage.OPEN:
         await call.respond_error(told)
-    elif visit.stage is Stage.STARTED:
+    elif exchange.stage is Stage.STARTED:
         raise exc
 
 
-def inner_scope(scope: Scope, visit: Visit) -> Scope:
-    """What the guard hands inwards, for the dispatcher to find the visit in."""
-    return {**scope, "extensions": {**scope.get("extensions", {}), VISIT_KEY: visit}}
+def inner_scope(scope: Scope, exchange: Exchange) -> Scope:
+    """What the guard hands inwards, for the dispatcher to find the exchange in."""
+    return {**scope, "extensions": {**scope.get("extensions", {}), EXCHANGE_KEY: exchange}}
 
 
-def replay(visit: Visit) -> Receive:
-    """A `receive` that gives the body once, and `http.disconnect` when the visit is over."""
+def replay(exchange: Exchange) -> Receive:
+    """A `receive` that gives the body once, and `http.disconnect` when the exchange is over."""
     given = False
 
     async def receive() -> Message:
         nonlocal given
         if not given:
             given = True
-            return {"type": "http.request", "body": visit.body, "more_body": False}
-        await visit.over.wait()
+            return {"type": "http.request", "body": exchange.body, "more_body": False}
+        await exchange.over.wait()
         return {"type": "http.disconnect"}
 
     return receive

@@ -22,24 +22,24 @@ from starlette.types import ASGIApp
 
 from tenure import __version__
 from tenure.api.app import build_app
-from tenure.api.context import AppContext
-from tenure.api.cors import say_whose_pages
-from tenure.api.guard import Guard
-from tenure.api.http_protocol import http_protocol
-from tenure.api.journal import ENGINE_CANCEL_SECONDS, Tally
-from tenure.api.reporting import Reporter
-from tenure.api.text_model import TextModel, load_text_model, score_prompt_of
+from tenure.api.common.context import AppContext
+from tenure.checkpoints.model_config import read_sampling_defaults
+from tenure.checkpoints.profile import read_profile
 from tenure.client import EngineClient, Fleet, Served
 from tenure.config import ApiConfig, HttpLimits, ReportConfig, TlsConfig, read_config
 from tenure.errors import TenureError
-from tenure.models.config import read_sampling_defaults
-from tenure.models.profile import read_profile
-from tenure.process.counters import CounterSchema, SharedCounters
+from tenure.http.cors import add_cors_headers
+from tenure.http.guard import Guard
+from tenure.http.protocol import http_protocol
+from tenure.observe.counters import CounterSchema, SharedCounters
+from tenure.observe.journal import ENGINE_CANCEL_SECONDS, RequestCounter
+from tenure.observe.logs import configure_logging
+from tenure.observe.reporting import Reporter
 from tenure.process.descriptors import allow_descriptors
 from tenure.process.lifeline import die_with_parent, end_of_file
-from tenure.process.logs import configure_logging
 from tenure.process.reports import HEARTBEAT_INTERVAL, Alive, Failed, Serving, offer_report, write_report
-from tenure.process.turns import take_short_turns
+from tenure.process.time_slices import request_short_time_slices
+from tenure.prompts.text_model import TextModel, load_text_model, score_prompt_of
 from tenure.wire.messages import CancelledRequest, Recall
 
 logger = logging.getLogger("tenure.api")
@@ -74,7 +74,7 @@ def main() -> None:
         write_report(report, Failed(message=str(error)))
         sys.exit(1)
     shared = SharedCounters.attach(counters, CounterSchema(workers=config.workers, models=config.model_names))
-    take_short_turns()
+    request_short_time_slices()
     sys.set_int_max_str_digits(_MOST_DIGITS)
     with _reporting(config.report) as reporter:
         serve = partial(_serve, config, texts, socket.socket(fileno=listener), shared, report, reporter)
@@ -86,7 +86,7 @@ def _reporting(config: ReportConfig) -> Iterator[Reporter]:
     if not config.traces_endpoint:
         yield Reporter(log_bodies=config.log_bodies)
         return
-    from tenure.api.tracing import open_tracer  # noqa: PLC0415 -- an extra, which others need not have
+    from tenure.observe.tracing import open_tracer  # noqa: PLC0415 -- an extra, which others need not have
 
     with closing(open_tracer(config.traces_endpoint, __version__)) as tracer:
         yield Reporter(log_bodies=config.log_bodies, tracer=tracer)
@@ -103,8 +103,8 @@ async def _serve(
     with anyio.open_signal_receiver(signal.SIGTERM) as signals:
         async with anyio.create_task_group() as group:
             group.start_soon(_watch_lifeline)
-            tally = shared.worker(config.worker)
-            fleet = _fleet(config, texts, tally, lambda names: guard.recall(names))
+            counter = shared.worker(config.worker)
+            fleet = _fleet(config, texts, counter, lambda names: guard.recall(names))
             group.start_soon(fleet.run)
             limits = _within_descriptors(config.limits)
             context = AppContext(
@@ -116,8 +116,8 @@ async def _serve(
                 started_at=config.started_at,
                 draining=lambda: guard.snapshot().draining,
             )
-            guard = build_app(context, tally, limits, config.api_keys, config.cors, reporter)
-            server = _Server(_uvicorn_config(say_whose_pages(guard, config.cors), limits, config.tls))
+            guard = build_app(context, counter, limits, config.api_keys, config.cors, reporter)
+            server = _Server(_uvicorn_config(add_cors_headers(guard, config.cors), limits, config.tls))
             group.start_soon(_drain_on_signal, signals, guard, server, config.shutdown_timeout)
             group.start_soon(_report_ready, fleet, report)
             group.start_soon(_report_alive, report)
@@ -138,7 +138,7 @@ def _text_models(config: ApiConfig) -> dict[str, TextModel]:
 def _fleet(
     config: ApiConfig,
     texts: Mapping[str, TextModel],
-    tally: Tally,
+    counter: RequestCounter,
     recall: Callable[[Recall], list[CancelledRequest]],
 ) -> Fleet:
     served = []
@@ -149,7 +149,7 @@ def _fleet(
                 worker=config.worker,
                 heartbeat_timeout=config.engine_heartbeat_timeout,
                 step_timeout=config.engine_step_timeout,
-                on_cancelled=partial(tally.observe, ENGINE_CANCEL_SECONDS, model=model.served_names[0]),
+                on_cancelled=partial(counter.observe, ENGINE_CANCEL_SECONDS, model=model.served_names[0]),
                 recall=recall,
             )
             for path in paths

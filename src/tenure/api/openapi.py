@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from tenure.api.errors import Dialect
-from tenure.api.ranges import INT64_MAX, INT64_MIN, RANGES, Range
-from tenure.api.routes import Description, Route
+from tenure.http.errors import Dialect
+from tenure.http.routes import Description, Route
+from tenure.prompts.ranges import INT64_MAX, INT64_MIN, RANGES, Range
 
 _WORK_ERRORS = (400, 401, 404, 405, 408, 409, 413, 415, 429, 431, 500, 503, 504)
 _PLAIN_ERRORS = (400, 401, 404, 405, 408, 429, 431, 500)

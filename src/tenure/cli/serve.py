@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 from cyclopts import Parameter, validators
 
 from tenure import __version__
-from tenure.cli import edge
+from tenure.cli import http_flags as edge
 from tenure.cli.choices import choices_of, demo_models, with_tasks
-from tenure.cli.edge import EdgeOptions
 from tenure.cli.flags import MOST, real, whole
-from tenure.cli.observe import ObserveOptions, report_config
+from tenure.cli.http_flags import EdgeOptions
+from tenure.cli.observability_flags import ObserveOptions, report_config
 from tenure.config import ApiConfig, ApiSettings, EngineConfig, ModelChoice, ServeConfig, cores
 from tenure.errors import CallerError
 from tenure.wire.messages import ModelCard
@@ -108,7 +108,7 @@ def run_server(models: Sequence[str], options: ServeOptions) -> int:
     # Imported here, since the other commands need none of it.
     import anyio  # noqa: PLC0415
 
-    from tenure.process.logs import configure_logging  # noqa: PLC0415
+    from tenure.observe.logs import configure_logging  # noqa: PLC0415
     from tenure.server.supervisor import Supervisor  # noqa: PLC0415
 
     started = time.monotonic()

@@ -3,7 +3,7 @@
     connecting --connected--> loading --Ready--> ready --connection lost--> connecting
     ready --a step that does not end--> stuck --it ends--> ready
 
-State, owned by the task that runs `run`: the connection, the card, the vitals, and `_open`, the handles of all requests
+State, owned by the task that runs `run`: the connection, the card, the status, and `_open`, the handles of all requests
 that the engine may hold something of. When the connection is lost, every handle in it is told so at once. When the
 engine is stuck the connection stays, for the engine can still be asked; its requests are told the same, and are
 cancelled for when it goes on. Messages that fit no open request, or not its state, are ignored.
@@ -19,8 +19,8 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
+from tenure.client.engine_status import EngineStatus, Health
 from tenure.client.generation import GenerationHandle, HandleState, Refusal
-from tenure.client.vitals import Health, Vitals
 from tenure.errors import EndingError
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
@@ -72,7 +72,7 @@ class EngineClient:
         on_cancelled: Callable[[float], None] = _ignore,
         recall: Callable[[wire.Recall], list[wire.CancelledRequest]] = _nothing_to_recall,
     ) -> None:
-        self.vitals = Vitals(step_timeout)
+        self.status = EngineStatus(step_timeout)
         self._card: wire.ModelCard | None = None
         self._path = path
         self._worker = worker
@@ -89,7 +89,7 @@ class EngineClient:
     @property
     def card(self) -> wire.ModelCard | None:
         """What the engine said of its model; None while it is not ready."""
-        return None if self.vitals.health is Health.STUCK else self._card
+        return None if self.status.health is Health.STUCK else self._card
 
     @property
     def ready(self) -> bool:
@@ -99,7 +99,7 @@ class EngineClient:
     @property
     def outstanding_tokens(self) -> int:
         """Prompt tokens that are open in the engine, whoever asked for them."""
-        return self.vitals.outstanding_tokens
+        return self.status.outstanding_tokens
 
     @property
     def open_requests(self) -> int:
@@ -144,7 +144,7 @@ class EngineClient:
 
     async def ledger(self, timeout: float = 1.0) -> wire.EngineLedger | None:
         """The engine's ledger; None when it does not answer in time, or is not connected."""
-        if not self.vitals.speaks:
+        if not self.status.speaks:
             return None
         number = next(self._numbers)
         reply = await self._ask(number, wire.AskLedger(sequence=number), timeout)
@@ -157,7 +157,7 @@ class EngineClient:
 
         Those that it knows; by id also if they have ended before. None when it does not answer in time, or is away.
         """
-        if not self.vitals.speaks:
+        if not self.status.speaks:
             return None
         number = next(self._numbers)
         message = wire.CancelByName(sequence=number, ids=list(ids), labels=list(labels), owner=owner)
@@ -180,7 +180,7 @@ class EngineClient:
         handle = GenerationHandle(number, self._send, tokens, len(submit.prompts) * submit.n)
         self._send(msgspec.structs.replace(submit, request=number))
         self._open[number] = handle  # after it could be encoded: a request that was not sent has no ending
-        self.vitals.submitted(tokens)
+        self.status.submitted(tokens)
         return handle
 
     async def _cancel(self, handle: GenerationHandle, outcome: Outcome) -> None:
@@ -243,7 +243,7 @@ class EngineClient:
             while True:
                 messages = await receive_within(channel, limit, arrived)
                 limit = self._heartbeat_timeout or float("inf")
-                self.vitals.hear()
+                self.status.hear()
                 for message in messages:
                     self._handle(message)
         except PeerGone as reason:
@@ -251,7 +251,7 @@ class EngineClient:
             logger.log(logging.WARNING if self.ready else logging.DEBUG, "engine at %s: %s", self._path, reason)
         except TimeoutError:
             logger.error("engine at %s: no sign of life for %.1f s", self._path, limit)
-            self.vitals.fall_silent()
+            self.status.fall_silent()
 
     def _handle(self, message: wire.FromEngine) -> None:
         match message:
@@ -289,14 +289,14 @@ class EngineClient:
 
     def _close(self, handle: GenerationHandle) -> None:
         del self._open[handle.number]
-        self.vitals.ended(handle.tokens)
+        self.status.ended(handle.tokens)
 
     def _beat(self, heartbeat: wire.Heartbeat) -> None:
-        before = self.vitals.health
-        self.vitals.beat(heartbeat)
-        if self.vitals.health is before:
+        before = self.status.health
+        self.status.beat(heartbeat)
+        if self.status.health is before:
             return
-        if self.vitals.health is Health.STUCK:
+        if self.status.health is Health.STUCK:
             logger.error("engine at %s: a step does not end, after %.0f s", self._path, heartbeat.step_age)
             for number in self._open:
                 self._send(wire.Cancel(request=number, outcome=Outcome.UNAVAILABLE))
@@ -322,7 +322,7 @@ class EngineClient:
 
     def _lose(self) -> None:
         """The connection is gone, and with it all that the engine held for this process."""
-        self.vitals.disconnect()
+        self.status.disconnect()
         self._set_card(None)
         self._outbox = None
         self._wake_askers()

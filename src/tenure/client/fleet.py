@@ -89,7 +89,7 @@ class Served:
     @property
     def beyond_help(self) -> bool:
         """An engine is lost, and nobody will start it again."""
-        return any(engine.vitals.beyond_help for engine in self.engines)
+        return any(engine.status.beyond_help for engine in self.engines)
 
     @asynccontextmanager
     async def open(self, submit: Submit, cause: Callable[[], Outcome] = client_left) -> AsyncIterator[GenerationHandle]:

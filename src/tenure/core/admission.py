@@ -1,9 +1,9 @@
 """The gate: who may have work in this engine at all.
 
 A request is admitted whole or not at all: it gets one permit for itself, one for each of its items and one for each of
-its prompt tokens, as a `Permit` held by the switchboard's entry for it. Only `release` of that permit gives them back;
-a second release raises. Limits are exact because the gate is the only one that counts, and it counts at the moment it
-answers.
+its prompt tokens, as a `Permit` held by the engine server's entry for it. Only `release` of that permit gives them
+back; a second release raises. Limits are exact because the gate is the only one that counts, and it counts at the
+moment it answers.
 The engine's I/O thread is the only thread that touches this object.
 """
 

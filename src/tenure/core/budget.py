@@ -31,7 +31,7 @@ class StepBudget(msgspec.Struct, frozen=True, kw_only=True):
         return int(min(root, self.tokens))
 
 
-class Purse:
+class RemainingBudget:
     """What is left of a budget while a step is being planned. A part can be held back for prompts."""
 
     def __init__(self, budget: StepBudget, held_back: float) -> None:

@@ -1,4 +1,4 @@
-"""What a step does: the scheduler's order to the executor, and the executor's report.
+"""What a step does: the scheduler's order to the runner, and the runner's report.
 
 Results are matched by (slot, generation): a slot's generation rises each time it is leased, so a result for an
 item that has left can never meet its successor.
@@ -12,7 +12,7 @@ from tenure.sampling import SamplingParams, TokenLogprobs
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
-    """A slot gets a new occupant; the executor forgets the former one."""
+    """A slot gets a new occupant; the runner forgets the former one."""
 
     slot: int
     generation: int
@@ -25,7 +25,7 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     """What is wanted once the whole prompt is computed, instead of tokens."""
     first_segment: int = 0
     """How many of the first tokens are the first text of a pair; 0 when there is no second text."""
-    unseen: int = 0
+    unattended: int = 0
     """How many of the last tokens no token attends to."""
 
 
@@ -42,7 +42,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     count: int
     new_blocks: list[int]
     samples: bool
-    """Draw a token after the last of these positions. The executor appends it to what it knows of the slot."""
+    """Draw a token after the last of these positions. The runner appends it to what it knows of the slot."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, gc=False):

@@ -91,7 +91,7 @@ class Request:
     n: int = 1
     segments: Sequence[int] = ()
     """How many first tokens of each prompt are the first text of a pair; empty: there are no pairs."""
-    unseen: Sequence[int] = ()
+    unattended: Sequence[int] = ()
     """How many last tokens of each prompt no token attends to; empty: all are attended to."""
     pooling: PoolingParams | None = None
     priority: int = 0

@@ -26,8 +26,8 @@ class Run:
     planned: int = field(init=False)  # the same, with the steps in flight
     pending: int = 0  # samples in flight
     published: int = field(init=False)  # full blocks that the prefix cache has been told of
-    told_blocks: int = 0  # how much of the block table the executor knows
-    introduced: bool = False  # the executor knows of it
+    told_blocks: int = 0  # how much of the block table the runner knows
+    introduced: bool = False  # the runner knows of it
     current: bool = True  # the item has not left or been evicted since
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ class Run:
         return f"<Run of item {self.item.number}: {self.computed} tokens computed, {self.planned} planned>"
 
     def introduction(self) -> Start:
-        """What the executor must know before the first row; to be asked for once."""
+        """What the runner must know before the first row; to be asked for once."""
         item, lease, self.introduced = self.item, self.lease, True
         request, prompt = item.request, item.index // item.request.n
         return Start(
@@ -50,7 +50,7 @@ class Run:
             item.sampling,
             request.pooling,
             request.segments[prompt] if request.segments else 0,
-            request.unseen[prompt] if request.unseen else 0,
+            request.unattended[prompt] if request.unattended else 0,
         )
 
     @property

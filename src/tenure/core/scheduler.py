@@ -1,8 +1,8 @@
 """Which items get which tokens of the next step: continuous batching with chunked prefill over paged blocks.
 
-    receive (add, cancel, finish_item, stall, resume, expire) -> plan -> [executor] -> land -> receive ...
+    receive (add, cancel, finish_item, stall, resume, expire) -> plan -> [runner] -> land -> receive ...
 
-`plan` decides and books what it decided; `land` books what the executor reports and returns what to tell the callers.
+`plan` decides and books what it decided; `land` books what the runner reports and returns what to tell the callers.
 Nothing here blocks, sleeps or looks at a clock. Mutable state, changed by these methods only:
 
 - `_open`: every request that has not ended or still holds something, with the states of their items.
@@ -21,9 +21,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tenure.core.block_names import BlockNames
-from tenure.core.budget import Purse, StepBudget
-from tenure.core.finish import finish_of
+from tenure.core.block_hashes import BlockHashes
+from tenure.core.budget import RemainingBudget, StepBudget
 from tenure.core.ledger import Ledger, LedgerError
 from tenure.core.lifecycle import Event, State
 from tenure.core.limits import Limits
@@ -33,6 +32,7 @@ from tenure.core.report import Counts, Effects, Output, SchedulerSnapshot
 from tenure.core.request import Item, Request
 from tenure.core.runs import Run, Runs
 from tenure.core.steps import Flight, StepsInFlight, holder_of
+from tenure.core.stop_checker import finish_of
 from tenure.core.waiting import FairShare, Startable, WaitingQueue
 from tenure.outcomes import FinishReason, Outcome
 
@@ -50,7 +50,7 @@ class Scheduler:
         self.ledger = Ledger(limits.num_blocks, limits.num_slots)
         self.counts = Counts()
         self.finish_reasons: Counter[str] = Counter()
-        self._names = BlockNames(cache_seed, limits.block_size, enabled=prefix_caching)
+        self._hashes = BlockHashes(cache_seed, limits.block_size, enabled=prefix_caching)
         self._open = OpenRequests()
         self._waiting = WaitingQueue()
         self._runs = Runs(self.ledger)
@@ -152,30 +152,30 @@ class Scheduler:
     def _fill(self, budget: StepBudget) -> tuple[list[Flight], bool]:
         """Rows for one budget, and whether an item was evicted."""
         prompts_due = len(self._waiting) > 0 or any(run.prefilling for run in self._runs)
-        purse = Purse(budget, _PROMPT_SHARE if prompts_due else 0.0)
+        remaining = RemainingBudget(budget, _PROMPT_SHARE if prompts_due else 0.0)
         preemptions = self.counts.preemptions
-        flights = self._allocate(self._choose(purse))
-        purse.open_reserve()
-        (self._start_waiting if self.limits.paged else self._start_whole)(purse, flights)
+        flights = self._allocate(self._choose(remaining))
+        remaining.open_reserve()
+        (self._start_waiting if self.limits.paged else self._start_whole)(remaining, flights)
         return flights, self.counts.preemptions > preemptions
 
-    def _choose(self, purse: Purse) -> list[tuple[Run, int]]:
+    def _choose(self, remaining: RemainingBudget) -> list[tuple[Run, int]]:
         """What runs, and how many tokens each may advance: items that decode first, then prompts."""
         chosen: list[tuple[Run, int]] = []
         prompts: list[Run] = []
         for run in self._runs:
             if run.prefilling:
                 prompts.append(run)
-            elif run.remaining and purse.take(run.planned, 1, at_least=not chosen):
+            elif run.remaining and remaining.take(run.planned, 1, at_least=not chosen):
                 chosen.append((run, 1))
-        purse.open_reserve()
+        remaining.open_reserve()
         # What can start, and is of a request of which nothing runs, does not wait for others' prompts.
         ready = self._startable() if prompts else None
         if ready is not None and all(run.item.request is not ready.item.request for run in self._runs):
-            purse.hold_back(ready.start, len(ready.item.tokens) - ready.start)
+            remaining.hold_back(ready.start, len(ready.item.tokens) - ready.start)
         for number, run in enumerate(prompts):
             least = 0 if number else self.limits.block_size
-            if run.remaining and (count := purse.take(run.planned, run.remaining, least)):
+            if run.remaining and (count := remaining.take(run.planned, run.remaining, least)):
                 chosen.append((run, count))
         return chosen
 
@@ -200,11 +200,11 @@ class Scheduler:
                 return False
         return True
 
-    def _start_waiting(self, purse: Purse, flights: list[Flight]) -> None:
+    def _start_waiting(self, remaining: RemainingBudget, flights: list[Flight]) -> None:
         """Add waiting items to `flights`, oldest first, up to the first that slots, blocks or budget do not allow."""
         least = 0 if any(flight.row.count > 1 for flight in flights) else self.limits.block_size
         while (ready := self._startable()) is not None:
-            count = purse.take(ready.start, len(ready.item.tokens) - ready.start, least)
+            count = remaining.take(ready.start, len(ready.item.tokens) - ready.start, least)
             if not count:
                 break
             least = 0
@@ -214,7 +214,7 @@ class Scheduler:
         """The oldest item that waits, if slots and blocks allow it to start."""
         if not self.ledger.available_slots or (item := self._waiting.head()) is None:
             return None
-        matched = self.ledger.cache.match(self._names.usable(item))
+        matched = self.ledger.cache.match(self._hashes.usable(item))
         fresh = self.limits.blocks_for(self._needed(item)) - len(matched)
         idle = sum(self.ledger.cache.is_idle(block) for block in matched)
         # One block for each item that runs is left, so that an item is not evicted right after it was started.
@@ -227,10 +227,10 @@ class Scheduler:
         most = item.prompt_length + item.max_tokens
         return most if item.secured else min(len(item.tokens) + 1, self.limits.capacity)
 
-    def _start_whole(self, purse: Purse, flights: list[Flight]) -> None:
+    def _start_whole(self, remaining: RemainingBudget, flights: list[Flight]) -> None:
         """The same for a model that reads each text in one piece: at least one, however long."""
         while self.ledger.available_slots and (item := self._waiting.head()) is not None:
-            if not purse.take_all(len(item.tokens), anyway=not flights):
+            if not remaining.take_all(len(item.tokens), anyway=not flights):
                 break
             flights.append(self._book(self._start(item, []), len(item.tokens)))
 
@@ -240,7 +240,7 @@ class Scheduler:
         self._open.apply(item, Event.START)
         item.request.begun = True
         self._shares.note_start(item)
-        self.counts.queried += len(item.tokens) * self._names.shared(item)
+        self.counts.queried += len(item.tokens) * self._hashes.shared(item)
         self.counts.cached += run.computed
         if not item.preemptions:
             item.cached = min(run.computed, item.prompt_length)
@@ -289,7 +289,7 @@ class Scheduler:
         if result.error is not None:
             self._fail(item.request, result.outcome, result.error)
             return []
-        self._names.publish(run, self.ledger)
+        self._hashes.publish(run, self.ledger)
         item.note_prompt_logprobs(row.start, result.prompt_logprobs)
         if run.computed >= item.prompt_length:
             self._enqueue_followers(item)

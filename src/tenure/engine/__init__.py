@@ -1,1 +1,1 @@
-"""The engine process: I/O thread, engine loop, executor, sampler."""
+"""The engine process: I/O thread, engine loop, runner, sampler."""

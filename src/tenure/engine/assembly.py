@@ -1,6 +1,6 @@
 """From a configuration to a loaded model with everything that a step needs, warmed up.
 
-What a model is used for decides: one that reads each text in one piece needs no cache and an executor of its own.
+What a model is used for decides: one that reads each text in one piece needs no cache and an runner of its own.
 """
 
 import secrets
@@ -9,25 +9,25 @@ from typing import NamedTuple
 
 import torch
 
+from tenure.checkpoints.answer_tokens import answer_ids
+from tenure.checkpoints.profile import ModelProfile, read_profile
 from tenure.config import EngineConfig
 from tenure.core.limits import Limits
 from tenure.core.plan import Row, Start, StepPlan
 from tenure.core.scheduler import Scheduler
-from tenure.engine.encoder_executor import EncoderExecutor
 from tenure.engine.estimator import StepCostEstimator
-from tenure.engine.executor import Head, ModelExecutor
-from tenure.engine.loop import Executor
-from tenure.engine.pooling_head import PoolingHead
-from tenure.engine.sampler import Sampler
-from tenure.engine.sampling_head import SamplingHead
+from tenure.engine.loop import ModelRunner
 from tenure.errors import CallerError
 from tenure.kv.cache import CacheShape, KVCache
-from tenure.models.answer_tokens import answer_ids
+from tenure.model_runner.decoder_runner import DecoderRunner, Head
+from tenure.model_runner.encoder_runner import EncoderRunner
+from tenure.model_runner.pooling_head import PoolingHead
+from tenure.model_runner.sampler import Sampler
+from tenure.model_runner.sampling_head import SamplingHead
 from tenure.models.base import LoadedModel
 from tenure.models.encoder_loader import load_encoder
 from tenure.models.heads import AnswerHead, LabelHead, OutputHead, TokenHead
 from tenure.models.loader import load
-from tenure.models.profile import ModelProfile, read_profile
 from tenure.pooling import PoolingParams
 from tenure.sampling import SamplingParams
 from tenure.source import ResolvedSource
@@ -42,7 +42,7 @@ class Engine(NamedTuple):
     """A loaded model with everything that a step needs."""
 
     scheduler: Scheduler
-    executor: Executor
+    runner: ModelRunner
     estimator: StepCostEstimator
     card: ModelCard
 
@@ -55,11 +55,11 @@ def assemble(config: EngineConfig) -> Engine:
     scheduler = Scheduler(loaded.limits, cache_seed=secrets.token_bytes(32), prefix_caching=config.prefix_caching)
     estimator = StepCostEstimator()
     _warm_up(loaded, profile, estimator)
-    return Engine(scheduler, loaded.executor, estimator, _card(config, profile, loaded, time.monotonic() - started))
+    return Engine(scheduler, loaded.runner, estimator, _card(config, profile, loaded, time.monotonic() - started))
 
 
 class _Loaded(NamedTuple):
-    executor: Executor
+    runner: ModelRunner
     limits: Limits
     vocabulary_size: int
     dtype: torch.dtype
@@ -69,7 +69,7 @@ def _encoder(config: EngineConfig, profile: ModelProfile) -> _Loaded:
     model = load_encoder(config.model.source, profile, _DTYPES[config.dtype], torch.device(config.device))
     window = min(config.max_model_len or model.window, model.window)
     limits = Limits(max_model_len=window, num_slots=config.max_num_seqs)
-    return _Loaded(EncoderExecutor(model), limits, model.vocab_size, model.dtype)
+    return _Loaded(EncoderRunner(model), limits, model.vocab_size, model.dtype)
 
 
 def _decoder(config: EngineConfig, profile: ModelProfile) -> _Loaded:
@@ -81,8 +81,8 @@ def _decoder(config: EngineConfig, profile: ModelProfile) -> _Loaded:
         if profile.generates
         else PoolingHead(model, profile.pooling_task, profile.normalize)
     )
-    executor = ModelExecutor(model, cache, head, limits.num_slots, limits.max_model_len)
-    return _Loaded(executor, limits, model.config.vocab_size, model.dtype)
+    runner = DecoderRunner(model, cache, head, limits.num_slots, limits.max_model_len)
+    return _Loaded(runner, limits, model.config.vocab_size, model.dtype)
 
 
 def _output_head(source: ResolvedSource, profile: ModelProfile) -> OutputHead:
@@ -116,7 +116,7 @@ def _make_room(config: EngineConfig, model: LoadedModel) -> tuple[Limits, KVCach
 
 def _warm_up(loaded: _Loaded, profile: ModelProfile, estimator: StepCostEstimator) -> None:
     """Run a few steps, so that no request pays for first uses, and the estimator knows what a step costs."""
-    limits, executor = loaded.limits, loaded.executor
+    limits, runner = loaded.limits, loaded.runner
     long = min(_WARM_UP_TOKENS, limits.capacity - 1)
     blocks = list(range(-(-long // limits.block_size))) if limits.paged else []
     pooling = None if profile.generates else PoolingParams(task=profile.pooling_task)
@@ -124,8 +124,8 @@ def _warm_up(loaded: _Loaded, profile: ModelProfile, estimator: StepCostEstimato
     for number, count in enumerate((1, long, 1, long)):
         start = Start(0, -1 - number, [0] * count, count, 0, sampling, pooling)
         began = time.monotonic()
-        executor.launch(StepPlan(0, [start], [Row(0, -1 - number, 0, count, blocks, pooling is None)]))
-        executor.land()
+        runner.launch(StepPlan(0, [start], [Row(0, -1 - number, 0, count, blocks, pooling is None)]))
+        runner.land()
         if number > 1:
             estimator.observe(count, count * (count + 1) / 2, time.monotonic() - began)
 

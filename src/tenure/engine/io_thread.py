@@ -1,4 +1,4 @@
-"""The engine's I/O thread: an event loop of its own for the switchboard, beside the engine loop in the main thread."""
+"""The engine's I/O thread: an event loop of its own for the engine server, beside the loop in the main thread."""
 
 import asyncio
 import logging
@@ -12,11 +12,11 @@ import anyio
 
 from tenure.core.admission import GateLimits
 from tenure.core.report import Output
+from tenure.engine.engine_server import Beat, EngineServer, ignore_progress
+from tenure.engine.loop_progress import LoopProgress
 from tenure.engine.orders import Ending, EngineSnapshot, Order, Progress, Stop
-from tenure.engine.pulse import Pulse
-from tenure.engine.switchboard import Beat, Switchboard, unheard
 from tenure.process.lifeline import end_of_file
-from tenure.process.turns import take_short_turns
+from tenure.process.time_slices import request_short_time_slices
 from tenure.wire import sockets
 from tenure.wire.messages import ModelCard
 
@@ -28,15 +28,17 @@ _TELL_TIMEOUT = 1.0
 
 
 class IOThread:
-    """Runs `Switchboard` on `listener` until `stop`, or until `lifeline` reports the supervisor's end.
+    """Runs `EngineServer` on `listener` until `stop`, or until `lifeline` reports the supervisor's end.
 
-    The engine's main thread calls `start`, then `open_for_business`, then runs the loop, with this object as its
+    The engine's main thread calls `start`, then `start_serving`, then runs the loop, with this object as its
     `Port`; `stop` at the end. What the loop tells is handed over through a bounded queue. `beat` is called once a
     second, for the supervisor's sake.
     """
 
-    def __init__(self, switchboard: Switchboard, listener: socket.socket, lifeline: int, beat: Beat = unheard) -> None:
-        self._switchboard = switchboard
+    def __init__(
+        self, engine_server: EngineServer, listener: socket.socket, lifeline: int, beat: Beat = ignore_progress
+    ) -> None:
+        self._engine_server = engine_server
         self._beat = beat
         self._listener = listener
         self._lifeline = lifeline
@@ -55,13 +57,13 @@ class IOThread:
         self._thread.start()
         self._started.wait()
 
-    def open_for_business(
+    def start_serving(
         self, card: ModelCard, limits: GateLimits, orders: "queue.Queue[Order]", progress: Callable[[], Progress]
     ) -> None:
-        """Let the switchboard admit requests; their orders go into `orders`."""
+        """Let the engine_server admit requests; their orders go into `orders`."""
         self._orders = orders
-        self._progress = Pulse(progress, orders)
-        self._soon(lambda: self._switchboard.open_for_business(card, limits, orders))
+        self._progress = LoopProgress(progress, orders)
+        self._soon(lambda: self._engine_server.start_serving(card, limits, orders))
         if self._ended.is_set():  # while the model was being loaded
             orders.put(Stop())
 
@@ -75,7 +77,7 @@ class IOThread:
     # the loop's port, called in the main thread
 
     def publish(self, snapshot: EngineSnapshot) -> None:
-        self._switchboard.publish(snapshot)
+        self._engine_server.publish(snapshot)
 
     def tell(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
         while not self._ended.is_set():
@@ -101,7 +103,7 @@ class IOThread:
             await self._anything_told.wait()
             self._anything_told = anyio.Event()
             while not self._told.empty():
-                self._switchboard.deliver(*self._told.get_nowait())
+                self._engine_server.deliver(*self._told.get_nowait())
 
     def _end(self) -> None:
         if self._scope is not None:
@@ -119,7 +121,7 @@ class IOThread:
                 self._orders.put(Stop())
 
     async def _main(self) -> None:
-        take_short_turns()
+        request_short_time_slices()
         self._loop = asyncio.get_running_loop()
         with self._listener:
             await self._serve()
@@ -127,8 +129,8 @@ class IOThread:
     async def _serve(self) -> None:
         async with anyio.create_task_group() as group:
             self._scope = group.cancel_scope
-            group.start_soon(sockets.serve, self._listener, self._switchboard.serve)
-            group.start_soon(self._switchboard.heartbeat, lambda: self._progress(), self._beat)
+            group.start_soon(sockets.serve, self._listener, self._engine_server.serve)
+            group.start_soon(self._engine_server.heartbeat, lambda: self._progress(), self._beat)
             group.start_soon(self._deliver)
             group.start_soon(self._watch_lifeline)
             self._started.set()

@@ -1,6 +1,6 @@
 """The engine loop: receive -> plan -> launch -> land, over and over, in the engine's main thread.
 
-It owns the scheduler, with the ledger in it, and the executor; no other thread touches them. Orders come from the I/O
+It owns the scheduler, with the ledger in it, and the runner; no other thread touches them. Orders come from the I/O
 thread through a bounded queue, outputs and endings go back through `Port`. After each round the loop publishes an
 immutable snapshot, and only then tells of endings: whoever has seen an ending finds it in the snapshot.
 """
@@ -16,17 +16,17 @@ from tenure.core.report import Output
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
 from tenure.engine.audit import IdleAudit
-from tenure.engine.figures import Figures
 from tenure.engine.ledger_report import holder_rows
 from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Finish, Order, Port, Progress, Resume, Stall, Stop
 from tenure.engine.pace import Pace
+from tenure.engine.stats import EngineStats
 
 logger = logging.getLogger("tenure.engine")
 
 _STEP_FAILED = "the engine failed to compute a step of this request"
 
 
-class Executor(Protocol):
+class ModelRunner(Protocol):
     """Computes steps; one is in flight between `launch` and `land`."""
 
     def launch(self, plan: StepPlan) -> None: ...
@@ -40,7 +40,7 @@ class EngineLoop:
     def __init__(
         self,
         scheduler: Scheduler,
-        executor: Executor,
+        runner: ModelRunner,
         orders: "queue.Queue[Order]",
         port: Port,
         pace: Pace,
@@ -48,11 +48,11 @@ class EngineLoop:
     ) -> None:
         self.progress = Progress(0, None)
         self._scheduler = scheduler
-        self._executor = executor
+        self._runner = runner
         self._orders = orders
         self._port = port
         self._pace = pace
-        self._figures = Figures()
+        self._stats = EngineStats()
         self._clock = clock
         self._audit = IdleAudit(scheduler, clock)
         self._sequence = 0
@@ -109,7 +109,7 @@ class EngineLoop:
         match order:
             case Add(request):
                 self._scheduler.add(request)
-                self._figures.admit(request)
+                self._stats.admit(request)
             case Cancel(number, outcome):
                 return self._scheduler.cancel(number, outcome)
             case Finish(number, item):
@@ -129,7 +129,7 @@ class EngineLoop:
         self.progress = Progress(plan.number, None)
         seconds = self._clock() - started
         self._pace.learn(plan, seconds)
-        self._figures.step(plan, seconds)
+        self._stats.step(plan, seconds)
         self._tell(effects.outputs, effects.ended)
 
     def _note_start(self, plan: StepPlan, now: float) -> None:
@@ -139,22 +139,22 @@ class EngineLoop:
         """
         if not plan.starts:
             return
-        self._figures.start(self._scheduler.items_of(plan.number)[-len(plan.starts) :], now)
+        self._stats.start(self._scheduler.items_of(plan.number)[-len(plan.starts) :], now)
         self._publish()
 
     def _execute(self, plan: StepPlan) -> StepResult:
-        """Run a step. If the executor itself fails, the requests of this step end with an error, and no others."""
+        """Run a step. If the runner itself fails, the requests of this step end with an error, and no others."""
         try:
-            self._executor.launch(plan)
-            return self._executor.land()
+            self._runner.launch(plan)
+            return self._runner.land()
         except Exception:
             logger.exception("step %d failed", plan.number)
             return StepResult(plan.number, [RowResult(r.slot, r.generation, error=_STEP_FAILED) for r in plan.rows])
 
     def _tell(self, outputs: list[Output], ended: list[Request]) -> None:
         now = self._clock()
-        self._figures.tell(outputs, now)
-        endings = [Ending.of(request, self._figures.end(request, now)) for request in ended]
+        self._stats.tell(outputs, now)
+        endings = [Ending.of(request, self._stats.end(request, now)) for request in ended]
         self._audit.note_change()
         self._publish()
         if outputs or endings:
@@ -165,5 +165,5 @@ class EngineLoop:
         snapshot = self._scheduler.snapshot()
         holders = holder_rows(self._scheduler, self._clock())
         conserved = self._audit.conserved and snapshot.ledger.conserved
-        figures = self._figures.snapshot()
+        figures = self._stats.snapshot()
         self._port.publish(EngineSnapshot(self._sequence, snapshot, holders, conserved, figures))

@@ -1,6 +1,6 @@
 """The engine process: `python -m tenure.engine.main LISTENER REPORT PARENT`, configuration on standard input.
 
-    I/O thread (switchboard)  <- bounded queues ->  main thread (engine loop)
+    I/O thread (engine_server)  <- bounded queues ->  main thread (engine loop)
 
 Everything the process owns ends with `main`. It ends when the supervisor closes the life line or is gone, and when
 either thread ends.
@@ -19,15 +19,15 @@ import torch
 from tenure.config import EngineConfig, cores, read_config
 from tenure.core.admission import GateLimits
 from tenure.engine.assembly import Engine, assemble
+from tenure.engine.engine_server import EngineServer
 from tenure.engine.io_thread import IOThread
 from tenure.engine.loop import EngineLoop
 from tenure.engine.orders import Order
 from tenure.engine.pace import Pace
-from tenure.engine.switchboard import Switchboard
 from tenure.engine.threads import ThreadGovernor
 from tenure.errors import CallerError, ResourceError
+from tenure.observe.logs import configure_logging
 from tenure.process.lifeline import die_with_parent
-from tenure.process.logs import configure_logging
 from tenure.process.reports import Alive, Failed, Loaded, offer_report, write_report
 
 logger = logging.getLogger("tenure.engine")
@@ -48,7 +48,7 @@ def main() -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL)
     torch.set_num_threads(config.threads or cores())
     io_thread = IOThread(
-        Switchboard(secrets.token_hex(8), config.index),
+        EngineServer(secrets.token_hex(8), config.index),
         socket.socket(fileno=listener),
         sys.stdin.fileno(),
         lambda step, age: offer_report(report, Alive(step=step, step_age=age)),
@@ -72,14 +72,14 @@ def _run(engine: Engine, config: EngineConfig, io_thread: IOThread, report: int)
         step_time=config.step_time,
         governor=ThreadGovernor(torch.get_num_threads(), torch.set_num_threads) if config.step_time else None,
     )
-    loop = EngineLoop(engine.scheduler, engine.executor, orders, io_thread, pace)
+    loop = EngineLoop(engine.scheduler, engine.runner, orders, io_thread, pace)
     limits = GateLimits(
         items=engine.card.most_items,
         tokens=engine.card.most_prompt_tokens,
         capacity=engine.scheduler.limits.capacity,
         vocabulary_size=engine.card.vocabulary_size,
     )
-    io_thread.open_for_business(engine.card, limits, orders, lambda: loop.progress)
+    io_thread.start_serving(engine.card, limits, orders, lambda: loop.progress)
     write_report(report, Loaded(card=engine.card))
     loop.run()
 

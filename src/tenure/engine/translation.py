@@ -17,7 +17,7 @@ def request(number: int, submit: wire.Submit, now: float) -> Request:
         cache_salt=submit.cache_salt,
         pooling=submit.pooling,
         segments=submit.segments,
-        unseen=submit.unseen,
+        unattended=submit.unattended,
         public_id=submit.public_id,
         label=submit.label,
         arrived_at=now,

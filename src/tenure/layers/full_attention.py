@@ -51,7 +51,7 @@ def _attend_alike(texts: Sequence[AlikeTexts], heads_T3NH: torch.Tensor) -> torc
 def _attend(heads_T3NH: torch.Tensor, alike: AlikeTexts) -> torch.Tensor:
     heads_GL3NH = heads_T3NH.view(alike.num_texts, alike.length, *heads_T3NH.shape[1:])
     q_GNLH, k_GNLH, v_GNLH = heads_GL3NH.permute(2, 0, 3, 1, 4).unbind(0)
-    seen = alike.length - alike.unseen
+    seen = alike.length - alike.unattended
     out_GNLH = F.scaled_dot_product_attention(q_GNLH, k_GNLH[:, :, :seen], v_GNLH[:, :, :seen])
     return out_GNLH.transpose(1, 2).reshape(len(heads_T3NH), -1)
 
@@ -63,7 +63,7 @@ def native_attention(shape: TextShape) -> TextAttention:
     def begin(texts: Sequence[AlikeTexts]) -> Attend:
         counts = [alike.num_texts for alike in texts]
         lengths_S = np.repeat([alike.length for alike in texts], counts)
-        keys_S = lengths_S - np.repeat([alike.unseen for alike in texts], counts)
+        keys_S = lengths_S - np.repeat([alike.unattended for alike in texts], counts)
         return partial(kernels.attend_texts, plan_texts(lengths_S, keys_S, shape.num_heads, shape.head_dim))
 
     return begin

@@ -20,7 +20,7 @@ class AlikeTexts:
     first_row: int
     num_texts: int
     length: int
-    unseen: int = 0
+    unattended: int = 0
     """How many of the last rows of each no row attends to; fewer than all."""
 
     @property
@@ -50,17 +50,17 @@ def pack_texts(
     texts: Sequence[Sequence[int] | IntArray],
     segments: Sequence[int] | None = None,
     device: torch.device | str = "cpu",
-    unseen: Sequence[int] | None = None,
+    unattended: Sequence[int] | None = None,
 ) -> TextBatch:
     """Pack texts, none of them empty. The first `segments[s]` tokens of text s are the first of a pair; 0: no pair.
 
-    No token attends to the last `unseen[s]` of text s, which attend to the others.
+    No token attends to the last `unattended[s]` of text s, which attend to the others.
     """
     arrays = [np.asarray(text, dtype=np.int64) for text in texts]
     lengths_S = np.array([len(array) for array in arrays], dtype=np.int64)
     kinds_S = lengths_S << _UNSEEN_BITS
-    if unseen is not None:
-        kinds_S |= np.asarray(unseen, dtype=np.int64)
+    if unattended is not None:
+        kinds_S |= np.asarray(unattended, dtype=np.int64)
     order_S = np.argsort(kinds_S, kind="stable")
     starts_S = np.empty_like(lengths_S)
     starts_S[order_S] = np.cumsum(lengths_S[order_S]) - lengths_S[order_S]
@@ -105,6 +105,6 @@ _UNSEEN_BITS = 32
 
 def _alike(kinds_S: IntArray) -> tuple[AlikeTexts, ...]:
     kinds, counts = np.unique(kinds_S, return_counts=True)
-    lengths, unseen = kinds >> _UNSEEN_BITS, kinds & ((1 << _UNSEEN_BITS) - 1)
+    lengths, unattended = kinds >> _UNSEEN_BITS, kinds & ((1 << _UNSEEN_BITS) - 1)
     firsts = np.cumsum(lengths * counts) - lengths * counts
-    return tuple(AlikeTexts(*row) for row in np.stack((firsts, counts, lengths, unseen), axis=1).tolist())
+    return tuple(AlikeTexts(*row) for row in np.stack((firsts, counts, lengths, unattended), axis=1).tolist())

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 
+from tenure.checkpoints.model_config import ModelConfig
 from tenure.layers.batch import PackedBatch
 from tenure.layers.texts import TextBatch
-from tenure.models.config import ModelConfig
 from tenure.pooling import PoolingParams
 
 

@@ -10,12 +10,12 @@ from typing import Protocol
 
 import torch
 
+from tenure.checkpoints.sentence_modules import PoolingMode
 from tenure.errors import CallerError
 from tenure.layers import pooling
 from tenure.layers.linear import Activation, Linear
 from tenure.layers.texts import TextBatch
 from tenure.models.bert import BertLayers
-from tenure.models.modules import PoolingMode
 from tenure.pooling import PoolingParams, PoolingTask
 
 

@@ -10,6 +10,9 @@ from types import MappingProxyType
 
 import torch
 
+from tenure.checkpoints.encoder_config import EncoderConfig, EncoderHead, read_encoder_config
+from tenure.checkpoints.profile import ModelProfile
+from tenure.checkpoints.sentence_modules import DenseModule, read_modules
 from tenure.config import cores
 from tenure.layers import pooling
 from tenure.layers.after_attention import StepByStep, after_attention
@@ -19,9 +22,6 @@ from tenure.layers.linear import Activation, Linear, LinearFactory, linear_facto
 from tenure.models.base import EncoderModel
 from tenure.models.bert import BertEmbedding, BertLayer, BertLayers
 from tenure.models.encoder import POOLINGS, ClassHead, EmbeddingHead, Encoder, Projection, TextHead
-from tenure.models.encoder_config import EncoderConfig, EncoderHead, read_encoder_config
-from tenure.models.modules import DenseModule, read_modules
-from tenure.models.profile import ModelProfile
 from tenure.models.weights import SafetensorsWeights, WeightReader
 from tenure.pooling import PoolingTask
 from tenure.source import ResolvedSource

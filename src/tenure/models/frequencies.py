@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from tenure.models.config import ModelConfig, RopeScaling
+from tenure.checkpoints.model_config import ModelConfig, RopeScaling
 
 
 def inverse_frequencies(config: ModelConfig, factors_P: torch.Tensor | None = None) -> torch.Tensor:

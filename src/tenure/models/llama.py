@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from tenure.checkpoints.model_config import ModelConfig
 from tenure.layers.attention import AttentionBackend, StepAttention
 from tenure.layers.batch import PackedBatch
 from tenure.layers.linear import Linear
@@ -17,7 +18,6 @@ from tenure.layers.mlp import GatedMLP
 from tenure.layers.norm import HeadNorms, RMSNorm
 from tenure.layers.rope import rotations
 from tenure.models.base import PagedCache
-from tenure.models.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

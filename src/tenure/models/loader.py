@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tenure.checkpoints.model_config import ModelConfig, read_config
 from tenure.config import cores
 from tenure.errors import ResourceError
 from tenure.layers.attention import AttentionShape, attention_backend
@@ -17,7 +18,6 @@ from tenure.layers.norm import HeadNorms, RMSNorm
 from tenure.layers.rope import interleave_rows
 from tenure.layers.rowwise import RowKernels, row_kernels
 from tenure.models.base import LoadedModel
-from tenure.models.config import ModelConfig, read_config
 from tenure.models.frequencies import inverse_frequencies
 from tenure.models.heads import AnswerHead, LabelHead, OutputHead, TokenHead
 from tenure.models.llama import LlamaLayer, LlamaModel

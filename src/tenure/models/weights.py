@@ -14,8 +14,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 import torch
 
+from tenure.checkpoints.gguf import GGUFFile
 from tenure.errors import ResourceError
-from tenure.gguf_file import GGUFFile
 from tenure.source import ResolvedSource, SourceKind
 
 

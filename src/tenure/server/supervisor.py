@@ -27,12 +27,12 @@ import msgspec
 
 from tenure.config import ApiConfig, ServeConfig
 from tenure.errors import ResourceError
-from tenure.process.counters import CounterSchema, SharedCounters
-from tenure.process.logs import announce
+from tenure.observe.counters import CounterSchema, SharedCounters
+from tenure.observe.logs import announce
 from tenure.process.reports import AnyReport, Loaded, Serving
+from tenure.server.child_monitor import ChildMonitor, ServerEnded
 from tenure.server.children import ChildSpec
-from tenure.server.keeper import Keeper, ServerEnded
-from tenure.server.roll_call import RollCall
+from tenure.server.readiness import Readiness
 from tenure.wire.messages import ModelCard
 
 logger = logging.getLogger("tenure.supervisor")
@@ -68,7 +68,7 @@ class Supervisor:
         self._config = config
         self._announce = announce
         self._address = ""
-        self._roll_call = RollCall(len(config.engines), config.api.workers, self._on_complete)
+        self._readiness = Readiness(len(config.engines), config.api.workers, self._on_complete)
         self._cut_short = False
         self._cut_off = 0
 
@@ -95,15 +95,15 @@ class Supervisor:
         engines, sockets = self._engines(stack, directory)
         workers = self._workers(listener, counters, sockets)
         group = await stack.enter_async_context(anyio.create_task_group())
-        for keeper in (*engines, *workers):
-            group.start_soon(keeper.keep)
+        for monitor in (*engines, *workers):
+            group.start_soon(monitor.keep)
         await anext(aiter(signals))
         await self._stop(signals, workers, engines)
         group.cancel_scope.cancel()
 
-    def _engines(self, stack: AsyncExitStack, directory: str) -> tuple[list[Keeper], tuple[tuple[str, ...], ...]]:
+    def _engines(self, stack: AsyncExitStack, directory: str) -> tuple[list[ChildMonitor], tuple[tuple[str, ...], ...]]:
         """Keepers, and the sockets of each model's engines. Sockets are the supervisor's, so they outlive an engine."""
-        keepers: list[Keeper] = []
+        monitors: list[ChildMonitor] = []
         paths: dict[str, list[str]] = {name: [] for name in self._config.api.model_names}
         for number, config in enumerate(self._config.engines):
             path = os.path.join(directory, f"engine-{number}.sock")
@@ -119,13 +119,13 @@ class Supervisor:
                 environment=_ENGINE_ENVIRONMENT,
             )
             restart, patience = self._config.on_engine_death == "restart", self._config.api.engine_step_timeout
-            keepers.append(Keeper(spec, restart=restart, patience=patience))
+            monitors.append(ChildMonitor(spec, restart=restart, patience=patience))
             paths[config.model.served_names[0]].append(path)
-        return keepers, tuple(tuple(found) for found in paths.values())
+        return monitors, tuple(tuple(found) for found in paths.values())
 
     def _workers(
         self, listener: socket.socket, counters: SharedCounters, sockets: tuple[tuple[str, ...], ...]
-    ) -> list[Keeper]:
+    ) -> list[ChildMonitor]:
         common = msgspec.structs.replace(
             self._config.api,
             engine_sockets=sockets,
@@ -133,7 +133,7 @@ class Supervisor:
             started_at=time.monotonic(),
             created=int(time.time()),
         )
-        keepers = []
+        monitors = []
         for number in range(common.workers):
             config = msgspec.structs.replace(common, worker=number)
             spec = ChildSpec(
@@ -143,31 +143,31 @@ class Supervisor:
                 descriptors=(listener.fileno(), counters.descriptor),
                 on_report=partial(self._on_worker_report, number),
             )
-            bury, patience = partial(self._bury, counters, config), self._config.api_heartbeat_timeout
-            keepers.append(Keeper(spec, restart=True, patience=patience, loads=False, after_death=bury))
-        return keepers
+            close_worker, patience = partial(self._bury, counters, config), self._config.api_heartbeat_timeout
+            monitors.append(ChildMonitor(spec, restart=True, patience=patience, loads=False, after_death=close_worker))
+        return monitors
 
     def _on_engine_report(self, number: int, report: AnyReport) -> None:
         if isinstance(report, Loaded):
-            self._roll_call.loaded(number, report.card)
+            self._readiness.loaded(number, report.card)
 
     def _on_worker_report(self, number: int, report: AnyReport) -> None:
         if isinstance(report, Serving):
-            self._roll_call.serves(number)
+            self._readiness.serves(number)
 
     def _on_complete(self, cards: Sequence[ModelCard]) -> None:
         self._announce(self._address, cards)
 
     def _bury(self, counters: SharedCounters, worker: ApiConfig) -> None:
         """An API process is gone: its open requests end as `worker_lost`."""
-        self._roll_call.left(worker.worker)
-        lost = counters.bury(worker.worker)
+        self._readiness.left(worker.worker)
+        lost = counters.close_worker(worker.worker)
         self._cut_off += lost
         if lost and not self._cut_short:
             logger.error("%s: %d open requests ended as worker_lost", worker.title, lost)
 
     async def _stop(
-        self, signals: AsyncIterator[signal.Signals], workers: Sequence[Keeper], engines: Sequence[Keeper]
+        self, signals: AsyncIterator[signal.Signals], workers: Sequence[ChildMonitor], engines: Sequence[ChildMonitor]
     ) -> None:
         """Let the API processes drain, then end the engines. A second signal raises ServerEnded."""
         announce("stopping; a second signal ends at once", self._config.api.report.log_format)
@@ -182,20 +182,20 @@ class Supervisor:
             group.cancel_scope.cancel()
 
     async def _end_on_signal(
-        self, signals: AsyncIterator[signal.Signals], workers: Sequence[Keeper], engines: Sequence[Keeper]
+        self, signals: AsyncIterator[signal.Signals], workers: Sequence[ChildMonitor], engines: Sequence[ChildMonitor]
     ) -> None:
         await anext(signals)
         self._cut_short, self._cut_off = True, 0
-        for keeper in (*workers, *engines):
-            keeper.kill()
+        for monitor in (*workers, *engines):
+            monitor.kill()
         await _wait_ended(workers, _DRAIN_MARGIN)
         raise ServerEnded(1, f"ended at once by a second signal; open requests that were cut off: {self._cut_off}")
 
 
-async def _wait_ended(keepers: Sequence[Keeper], timeout: float) -> None:
+async def _wait_ended(monitors: Sequence[ChildMonitor], timeout: float) -> None:
     with anyio.move_on_after(timeout):
-        for keeper in keepers:
-            await keeper.ended.wait()
+        for monitor in monitors:
+            await monitor.ended.wait()
 
 
 @contextmanager

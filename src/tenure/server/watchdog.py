@@ -38,7 +38,7 @@ class Watchdog:
         self._heard.set()
         self._heard = anyio.Event()
 
-    async def bark(self) -> str:
+    async def wait_for_failure(self) -> str:
         """Wait until the child is to be taken for dead; returns why. Never, if patience has no end."""
         if not self._patience:
             await anyio.sleep_forever()

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from tenure.checkpoints.gguf import Value
 from tenure.errors import ResourceError
-from tenure.gguf_file import Value
 from tenure.text.vocabulary import Coding, Vocabulary
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4

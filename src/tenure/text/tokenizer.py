@@ -5,14 +5,14 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
+from tenure.checkpoints.gguf import GGUFFile
 from tenure.errors import CallerError
-from tenure.gguf_file import GGUFFile
 from tenure.source import ResolvedSource, SourceKind
 from tenure.text.folder_vocabulary import read_folder
-from tenure.text.frame import Frame, read_frame
 from tenure.text.gguf_vocabulary import read_vocabulary
 from tenure.text.pairs import PairTemplate, read_pair_template
 from tenure.text.pieces import PIECE_CHARACTERS, has_tokens_across_spaces, pieces
+from tenure.text.special_tokens import Frame, read_frame
 from tenure.text.vocabulary import Vocabulary, piece_bytes
 
 _LONG_TEXT = 4096

@@ -57,7 +57,7 @@ class Submit(Message, frozen=True):
     """Seconds within which it must be over."""
     owner: str = ""
     """Whose request it is: what stands for the caller's API key. Only the same owner can end it by its label."""
-    unseen: list[int] = []
+    unattended: list[int] = []
     """Per prompt, how many of its last tokens no token attends to; empty when all are attended to."""
 
 

@@ -1,0 +1,180 @@
+"""What a handler gets: one HTTP request, complete and checked, and the ways to answer it."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import anyio
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Send
+
+from tenure.api.common.context import AppContext
+from tenure.api.common.translate import translate
+from tenure.client import GenerationHandle, Opener
+from tenure.config import HttpLimits
+from tenure.http import errors
+from tenure.http.errors import ApiError
+from tenure.http.event_stream import EventStream
+from tenure.http.exchange import Exchange, Stage
+from tenure.http.request_head import RequestOptions
+from tenure.wire.messages import Submit
+
+T = TypeVar("T")
+
+
+class Call:
+    """One HTTP request inside the guard. A handler answers once: `respond`, `respond_json` or `event_stream`.
+
+    To refuse, a handler raises `ApiError`, or an error that `api.translate` knows.
+    """
+
+    def __init__(self, exchange: Exchange, context: AppContext, send: Send, limits: HttpLimits) -> None:
+        self.context = context
+        self._exchange = exchange
+        self._send = send
+        self._limits = limits
+
+    @property
+    def route(self) -> str:
+        """The path of its row in the route table."""
+        return self._exchange.head.route.path
+
+    @property
+    def path_params(self) -> Mapping[str, str]:
+        return self._exchange.head.path_params
+
+    @property
+    def headers(self) -> Headers:
+        return self._exchange.head.headers
+
+    @property
+    def body(self) -> bytes:
+        """Complete and bounded; empty on a route that takes none."""
+        return self._exchange.body
+
+    @property
+    def request_id(self) -> str:
+        """The id of the response, made by the server."""
+        return self._exchange.head.request_id
+
+    @property
+    def label(self) -> str:
+        """The caller's `X-Request-Id`: a label that is shown, and no identity."""
+        return self._exchange.head.label
+
+    @property
+    def options(self) -> RequestOptions:
+        """What the request's head asks of the engine, and for whom."""
+        return self._exchange.options
+
+    @property
+    def priority(self) -> str | None:
+        """The header `X-Vllm-Priority`, unchecked."""
+        return self.headers.get("x-vllm-priority")
+
+    @property
+    def model(self) -> str:
+        """The served name under which the request is counted; set it as soon as it is known."""
+        return self._exchange.journal.model
+
+    @model.setter
+    def model(self, name: str) -> None:
+        self._exchange.journal.model = name
+
+    async def compute(self, work: Callable[[], T], size: int | None = None) -> T:
+        """Run `work` on an input of this size, by default the body's: in a thread if it is long.
+
+        Raises ApiError when the request's time is up meanwhile.
+        """
+        read = len(self.body) if size is None else 0
+        workers, threshold = self.context.workers, self.context.settings.thread_above
+        with anyio.move_on_after(self._exchange.time_left()):
+            return await workers.run_if_long(work, size or read, threshold, body_size=read)
+        raise errors.out_of_time()
+
+    async def respond(
+        self,
+        status: int,
+        content: bytes,
+        media_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send a whole response; raises ApiError when the request has failed meanwhile."""
+        self._exchange.check()
+        await self._whole(status, content, media_type, headers)
+
+    async def _whole(self, status: int, content: bytes, media_type: str, headers: Mapping[str, str] | None) -> None:
+        given = {"content-type": media_type, "content-length": str(len(content)), **(headers or {})}
+        raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in given.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        await self._send({"type": "http.response.body", "body": content, "more_body": False})
+
+    async def respond_json(self, value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        """Send a msgspec-encodable value."""
+        await self.respond(status, msgspec.json.encode(value), headers=headers)
+
+    async def respond_error(self, error: ApiError) -> None:
+        """Send an error envelope. Handlers raise instead."""
+        body = error.body(self._exchange.head.route.dialect)
+        await self._whole(error.status, body, "application/json", error.headers)
+
+    def explain(self, exc: Exception) -> ApiError:
+        """The caller's view of a failure; a bug is `internal_error`, without details."""
+        if isinstance(exc, ExceptionGroup):
+            causes = [self.explain(inner) for inner in exc.exceptions if isinstance(inner, Exception)]
+            bugs = [cause for cause in causes if cause.code == "internal_error"]
+            return (bugs or causes)[0]
+        known = exc if isinstance(exc, ApiError) else translate(exc)
+        return errors.internal_error() if known is None else known
+
+    @asynccontextmanager
+    async def generation(self, opener: Opener, submit: Submit) -> AsyncIterator[GenerationHandle]:
+        """As `opener.open(submit)`, for this request's owner and until its deadlines.
+
+        What becomes of it is noted for the figures. Set `model` before. Raises ApiError when the time is up already.
+        """
+        watch = self._exchange.journal.follow(submit)
+        submit = self._with_options(submit)
+        async with opener.open(submit, self._exchange.outcome) as handle:
+            handle.watch(watch)
+            yield handle
+
+    def _with_options(self, submit: Submit) -> Submit:
+        left = self._exchange.time_left()
+        if left is not None and left <= 0:
+            raise errors.out_of_time()
+        owner, begin = self._exchange.options.owner, self.context.settings.queue_timeout or None
+        return msgspec.structs.replace(submit, owner=owner, begin_within=begin, end_within=left)
+
+    @asynccontextmanager
+    async def event_stream(self) -> AsyncIterator[EventStream]:
+        """A stream of server-sent events; status and headers go out with the first event or keep-alive comment.
+
+        End it with `done()`. A failure inside the scope is raised again: if nothing was sent yet it
+        becomes an ordinary error response, else one error event has been sent and the body closed, without `[DONE]`.
+        """
+        stream = EventStream(self._send, self._exchange.check)
+        try:
+            async with self._keeping_alive(stream):
+                yield stream
+            if not stream.ended:
+                raise RuntimeError("an event stream was left without done()")
+        except Exception as exc:
+            error = self.explain(exc)
+            if stream.started and not stream.ended and self._exchange.stage is not Stage.FINISHED:
+                await stream.end_with(self._exchange.fail(error).event())
+            raise
+
+    @asynccontextmanager
+    async def _keeping_alive(self, stream: EventStream) -> AsyncIterator[None]:
+        if self._limits.keep_alive_interval <= 0:
+            yield
+            return
+        async with anyio.create_task_group() as group:
+            group.start_soon(stream.keep_alive, self._limits.keep_alive_interval)
+            try:
+                yield
+            finally:
+                async with stream.writing:  # a comment half handed over would leave open whether the headers went out
+                    group.cancel_scope.cancel()

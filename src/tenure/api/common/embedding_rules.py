@@ -1,0 +1,97 @@
+"""The rules that all routes for vectors share: dimensions, encodings, prompts of the model, inputs of every form."""
+
+from enum import StrEnum
+
+from tenure.api.common.chat_types import ChatRequest
+from tenure.api.common.conversation import check_conversation, render
+from tenure.api.common.pooling_fields import Shared
+from tenure.api.common.selection import Chosen
+from tenure.api.openai.embedding_types import EncodedFields, InputFields
+from tenure.checkpoints.profile import ModelProfile
+from tenure.config import ApiSettings
+from tenure.http.errors import echo, invalid_request
+from tenure.prompts.ranges import RANGES, check_number
+from tenure.prompts.text_inputs import Framed, TextRules, tokenise_inputs
+from tenure.prompts.token_prompts import split_prompts
+
+
+class Encoding(StrEnum):
+    FLOAT = "float"
+    BASE64 = "base64"
+
+
+def check_encoding(request: EncodedFields) -> Encoding:
+    """Read `encoding_format`; the fields of the byte formats may ask for what base64 is anyway."""
+    if request.embed_dtype not in (None, "float32"):
+        raise invalid_request("`embed_dtype` other than `float32` is not supported yet.", "embed_dtype")
+    if request.endianness not in (None, "native", "little"):
+        raise invalid_request("`endianness` other than `little` is not supported yet.", "endianness")
+    try:
+        return Encoding.FLOAT if request.encoding_format is None else Encoding(request.encoding_format)
+    except ValueError:
+        message = f"`encoding_format` must be `float` or `base64`, not {echo(request.encoding_format)}."
+        raise invalid_request(message, "encoding_format") from None
+
+
+def check_dimensions(value: float | None, profile: ModelProfile, name: str = "dimensions") -> int | None:
+    """Return the size to which embeddings are cut, None for the model's own: that one is served by every model."""
+    if value is None:
+        return None
+    wanted = int(check_number(name, value, RANGES[name]))
+    size = profile.embedding_size
+    if wanted == size:
+        return None
+    if wanted not in profile.dimensions:
+        sizes = ", ".join(str(known) for known in sorted({*profile.dimensions, size}))
+        raise invalid_request(f"`{name}` may be one of: {sizes}. The model was trained for no other sizes.", name)
+    return wanted
+
+
+def longest_input(chosen: Chosen, settings: ApiSettings) -> int:
+    """The most tokens of an input that is embedded, in chunks or whole."""
+    window = chosen.text_window
+    return max(window, settings.max_chunked_len) if settings.chunk_long_inputs else window
+
+
+def read_inputs(
+    request: InputFields, chosen: Chosen, settings: ApiSettings, shared: Shared, *, longest: int, prompt: str = ""
+) -> list[Framed]:
+    """Return what the fields `input` or `messages` hold. `prompt` goes in front of texts."""
+    if request.messages is not None:
+        return _conversation(request, chosen, shared, longest)
+    rules = TextRules(
+        model=chosen.text,
+        vocabulary_size=chosen.window.vocabulary_size,
+        longest=longest,
+        truncation=shared.truncation,
+        add_special_tokens=request.add_special_tokens is not False,
+        prompt=prompt,
+    )
+    return tokenise_inputs(split_prompts(request.input, settings.max_inputs, "input"), rules, "input")
+
+
+def default_prompt(profile: ModelProfile) -> str:
+    """What goes in front of every text that names no prompt."""
+    return "" if profile.default_prompt is None else profile.prompts[profile.default_prompt]
+
+
+def _conversation(request: InputFields, chosen: Chosen, shared: Shared, longest: int) -> list[Framed]:
+    if request.input is not None:
+        raise invalid_request("Only one of `input` and `messages` may be given.", "messages")
+    conversation = ChatRequest(
+        messages=request.messages or [],
+        add_generation_prompt=bool(request.add_generation_prompt),
+        continue_final_message=request.continue_final_message,
+        chat_template=request.chat_template,
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
+    check_conversation(conversation)
+    rules = TextRules(
+        model=chosen.text,
+        vocabulary_size=chosen.window.vocabulary_size,
+        longest=longest,
+        truncation=shared.truncation,
+        add_special_tokens=bool(request.add_special_tokens),
+    )
+    text = render(conversation, chosen.text, "give texts as `input`")
+    return tokenise_inputs([text], rules, "messages")

@@ -1,0 +1,122 @@
+"""Runs one validated job: asks the engine, and answers whole or as a stream. The generation routes share it."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tenure.api.common.answer import Answer, Piece, Record
+from tenure.api.common.call import Call
+from tenure.api.common.job import Job
+from tenure.api.common.reply import ChunkType, ChunkWriter, ReplyHead, fingerprint
+from tenure.api.openai.response_types import Usage
+from tenure.client import EndOfGeneration, GenerationHandle, Opener
+from tenure.http.event_stream import EventStream
+from tenure.wire.messages import ItemOutput
+
+_CHARACTERS_PER_LOGPROB = 64
+
+
+class Chunks(Protocol):
+    """The events of one stream but for its end, in order. Each method gives chunks that are encoded already."""
+
+    def opening(self) -> Iterator[bytes]: ...
+    def piece(self, piece: Piece, *, last: bool) -> Iterator[bytes]: ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a route writes its answers."""
+
+    chunk: ChunkType
+    chunks: Callable[[Job, ChunkWriter], Chunks]
+    body: Callable[[Job, ReplyHead, Sequence[Record], Usage], bytes]
+
+
+async def run_job(call: Call, engine: Opener, job: Job, form: Format) -> None:
+    """Answer `call` with what `engine` makes of `job`. A refusal is raised before anything is sent."""
+    version = call.context.settings.version
+    head = ReplyHead(call.request_id, int(time.time()), job.model.name, fingerprint(version))
+    async with call.generation(engine, job.submit(head.id, call.label)) as handle:
+        if job.stream:
+            await _stream(call, handle, job, head, form)
+        else:
+            await _answer_whole(call, handle, job, head, form)
+
+
+async def _stream(call: Call, handle: GenerationHandle, job: Job, head: ReplyHead, form: Format) -> None:
+    answer = Answer(job)
+    writer = ChunkWriter(form.chunk, job, head, answer.usage)
+    chunks = form.chunks(job, writer)
+    async with call.event_stream() as stream:
+        outputs = await _receive(handle)
+        if outputs is not None:
+            for chunk in chunks.opening():
+                await stream.send(chunk)
+        while outputs is not None:
+            for output in outputs:
+                await _send_piece(stream, handle, answer, chunks, output, ends_stream=not job.report.include_usage)
+            outputs = await _receive(handle)
+        _check_complete(answer)
+        if job.report.include_usage:
+            await stream.send(writer.ending())
+        await stream.done()
+
+
+async def _send_piece(
+    stream: EventStream,
+    handle: GenerationHandle,
+    answer: Answer,
+    chunks: Chunks,
+    output: ItemOutput,
+    *,
+    ends_stream: bool,
+) -> None:
+    piece = answer.take(output)
+    if piece is None:
+        return
+    if piece.engine_goes_on:
+        handle.finish_item(piece.index)
+    for chunk in chunks.piece(piece, last=ends_stream and answer.unfinished == 0):
+        await stream.send(chunk)
+
+
+async def _answer_whole(call: Call, handle: GenerationHandle, job: Job, head: ReplyHead, form: Format) -> None:
+    answer = Answer(job)
+    records = [Record() for _ in range(job.items)]
+    outputs = await _receive(handle)
+    while outputs is not None:
+        for output in outputs:
+            piece = answer.take(output)
+            if piece is None:
+                continue
+            if piece.engine_goes_on:
+                handle.finish_item(piece.index)
+            records[piece.index].add(piece)
+        outputs = await _receive(handle)
+    _check_complete(answer)
+    body = await call.compute(lambda: form.body(job, head, records, answer.usage()), _size(job, records))
+    await call.respond(200, body)
+
+
+async def _receive(handle: GenerationHandle) -> Sequence[ItemOutput] | None:
+    """The next outputs; None when the generation has ended well."""
+    try:
+        return await handle.receive()
+    except EndOfGeneration:
+        return None
+
+
+def _check_complete(answer: Answer) -> None:
+    if answer.unfinished:
+        raise RuntimeError(f"the engine ended a request with {answer.unfinished} unfinished items")
+
+
+def _size(job: Job, records: Sequence[Record]) -> int:
+    """Characters of the body, roughly: what decides whether it is built in a thread."""
+    size = 0
+    for record in records:
+        size += sum(map(len, record.parts))
+        for reported in (*record.logprobs, *(record.prompt_logprobs or ())):
+            size += _CHARACTERS_PER_LOGPROB * (1 + len(reported.ids)) if reported is not None else 0
+    return size if job.report.logprobs or job.report.prompt_logprobs is not None else size // 100

@@ -1,0 +1,72 @@
+"""A validated generation request: everything that the engine, the text assembler and the response builders need."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tenure.prompts.text_model import TextModel
+from tenure.sampling import SamplingParams
+from tenure.text.detokenizer import TextOptions
+from tenure.wire.messages import Submit
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What the response tells besides the text."""
+
+    logprobs: bool = False
+    top_logprobs: int = 0
+    """Alternatives per token; -1 all."""
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+    """Tokens print as `token_id:N`."""
+    prompt_logprobs: int | None = None
+    """Alternatives per prompt token; -1 all."""
+    prompt_text: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """Items are numbered prompt * n + choice."""
+
+    model: TextModel
+    prompts: Sequence[list[int]]
+    prompt_texts: Sequence[str]
+    """One per prompt; empty unless the response shows them."""
+    n: int
+    sampling: SamplingParams
+    text: TextOptions
+    report: ReportOptions
+    stream: bool
+    stream_interval: int = 1
+    """Tokens per streamed chunk at least."""
+    echo_prompt: bool = False
+    """Completions only: each choice repeats its prompt first."""
+    echo: str | None = None
+    """Chat only: the text of the last message, which the answer repeats first."""
+    role: str = "assistant"
+    priority: int = 0
+    cache_salt: str = ""
+
+    @property
+    def items(self) -> int:
+        return len(self.prompts) * self.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Each prompt counts once."""
+        return sum(len(prompt) for prompt in self.prompts)
+
+    def submit(self, public_id: str, label: str) -> Submit:
+        """The engine's order; the client draws the request number."""
+        return Submit(
+            request=0,
+            public_id=public_id,
+            prompts=list(self.prompts),
+            sampling=self.sampling,
+            n=self.n,
+            label=label,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+        )

@@ -1,0 +1,104 @@
+"""A validated request for pooled vectors, and how it is run: one request of the engine for the whole HTTP request.
+
+So it is admitted whole or refused whole, and cancelled whole: leaving `feed_pooled` early ends every item in the engine
+before the scope is left.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from tenure.api.common.call import Call
+from tenure.client import EndOfGeneration, Opener
+from tenure.http.errors import internal_error
+from tenure.pooling import Pooled, PoolingParams
+from tenure.prompts.text_model import TextModel
+from tenure.sampling import SamplingParams
+from tenure.wire.messages import Submit
+
+Vectors = npt.NDArray[np.float32]
+_THREAD_ABOVE = 1 << 18
+"""Bytes of vectors from which the work on them leaves the event loop."""
+
+
+@dataclass(frozen=True)
+class PoolingJob:
+    """Everything that the engine needs; nothing later can find fault with it."""
+
+    model: TextModel
+    prompts: Sequence[list[int]]
+    """Token ids with the special tokens; none is empty or too long."""
+    params: PoolingParams
+    segments: Sequence[int] = ()
+    """Per prompt, how many of its first tokens are the first text of a pair; empty when no prompt is a pair."""
+    unattended: Sequence[int] = ()
+    """Per prompt, how many of its last tokens no token attends to; empty when all are attended to."""
+    priority: int = 0
+    cache_salt: str = ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    def submit(self, public_id: str, label: str) -> Submit:
+        """The engine's order; the client draws the request number."""
+        return Submit(
+            request=0,
+            public_id=public_id,
+            prompts=list(self.prompts),
+            sampling=SamplingParams(max_tokens=0),
+            label=label,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            pooling=self.params,
+            segments=list(self.segments),
+            unattended=list(self.unattended),
+        )
+
+
+async def run_pooling(call: Call, engine: Opener, job: PoolingJob, public_id: str) -> list[Vectors]:
+    """Return what the engine makes of each prompt, in order. Raises as `feed_pooled`."""
+    found: dict[int, Vectors] = {}
+    await feed_pooled(call, engine, job, public_id, found.__setitem__)
+    return [found[index] for index in range(len(job.prompts))]
+
+
+async def feed_pooled(
+    call: Call, engine: Opener, job: PoolingJob, public_id: str, take: Callable[[int, Vectors], None]
+) -> None:
+    """Give `take` what the engine makes of each prompt, by its number, as soon as it comes and in any order.
+
+    Vectors are (width,), or (tokens, width) where the task asks for that. All numbers are finite: what is not is a 500.
+    `take` may be called in another thread, one call at a time. Raises what the engine client raises for a refusal or
+    an end.
+    """
+    missing = len(job.prompts)
+
+    def take_all(answers: Sequence[tuple[int, Pooled]]) -> None:
+        for index, pooled in answers:
+            take(index, _vectors(pooled, job))
+
+    async with call.generation(engine, job.submit(public_id, call.label)) as handle:
+        try:
+            while True:
+                outputs = await handle.receive()
+                answers = [(output.index, output.pooled) for output in outputs if output.pooled is not None]
+                missing -= len(answers)
+                size = sum(len(pooled.data) for _, pooled in answers)
+                await call.context.workers.run_if_long(partial(take_all, answers), size, _THREAD_ABOVE)
+        except EndOfGeneration:
+            pass
+    if missing:
+        raise RuntimeError(f"the engine ended a pooling request with {missing} items unanswered")
+
+
+def _vectors(pooled: Pooled, job: PoolingJob) -> Vectors:
+    numbers: Vectors = np.frombuffer(pooled.data, dtype="<f4").astype(np.float32, copy=False)
+    if not np.isfinite(numbers).all():
+        raise internal_error("The model gave a number that is not finite (NaN or infinity).")
+    if not job.params.task.every_token:
+        return numbers
+    return numbers.reshape(pooled.rows, -1)

@@ -1,0 +1,95 @@
+"""Bodies and chunks of chat completions. Pure: pieces of an `Answer` in, bytes out."""
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import UNSET
+
+from tenure.api.common.answer import Piece, Record
+from tenure.api.common.job import Job
+from tenure.api.common.reply import ENCODER, ChunkWriter, ReplyHead, finish_name, shown_prompt_logprobs, shows_something
+from tenure.api.openai.logprobs import chat_logprobs
+from tenure.api.openai.response_types import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    Delta,
+    Usage,
+)
+from tenure.sampling import TokenLogprobs
+
+
+class ChatChunks:
+    """Makes the chunks of one stream but for its end: the opening, then the pieces."""
+
+    def __init__(self, job: Job, writer: ChunkWriter) -> None:
+        self._job = job
+        self._writer = writer
+
+    def opening(self) -> Iterator[bytes]:
+        """The role chunk of each choice and, with `echo`, the text that the answer repeats."""
+        job = self._job
+        for index in range(job.n):
+            choice = ChatChunkChoice(index=index, delta=Delta(role=job.role, content=""))
+            yield self._writer.choice(choice, more=_prompt(job) if index == 0 else None)
+        if job.echo:
+            for index in range(job.n):
+                yield self._writer.choice(ChatChunkChoice(index=index, delta=Delta(content=job.echo)))
+
+    def piece(self, piece: Piece, *, last: bool) -> Iterator[bytes]:
+        """The chunk for a piece, unless it holds nothing to show; `last`: no other chunk of the stream follows."""
+        delta, report = piece.delta, self._job.report
+        if not shows_something(piece, report):
+            return
+        choice = ChatChunkChoice(
+            index=piece.index,
+            delta=Delta(content=delta.text),
+            logprobs=_chat_logprobs(self._job, delta.token_ids, delta.logprobs),
+            finish_reason=None if delta.finish_reason is None else delta.finish_reason.value,
+            stop_reason=UNSET if delta.finish_reason is None else piece.stop_reason,
+            token_ids=delta.token_ids if report.token_ids else UNSET,
+        )
+        yield self._writer.choice(choice, last=last)
+
+
+def chat_body(job: Job, head: ReplyHead, records: Sequence[Record], usage: Usage) -> bytes:
+    """The whole response; `records` are the choices in order."""
+    return ENCODER.encode(
+        ChatCompletion(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=[_choice(job, index, record) for index, record in enumerate(records)],
+            system_fingerprint=head.fingerprint,
+            usage=usage,
+            prompt_logprobs=shown_prompt_logprobs(job, 0, records[0]),
+            prompt_token_ids=job.prompts[0] if job.report.token_ids else None,
+            prompt_text=job.prompt_texts[0] if job.report.prompt_text else None,
+        )
+    )
+
+
+def _choice(job: Job, index: int, record: Record) -> ChatChoice:
+    return ChatChoice(
+        index=index,
+        message=AssistantMessage(role=job.role, content=(job.echo or "") + record.text),
+        logprobs=_chat_logprobs(job, record.token_ids, record.logprobs),
+        finish_reason=finish_name(record),
+        stop_reason=record.stop_reason,
+        token_ids=record.token_ids if job.report.token_ids else None,
+    )
+
+
+def _chat_logprobs(job: Job, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> ChatLogprobs | None:
+    if not job.report.logprobs or (not tokens and job.stream):
+        return None
+    return chat_logprobs(job.model.tokenizer, tokens, logprobs or (), as_ids=job.report.tokens_as_ids)
+
+
+def _prompt(job: Job) -> dict[str, object]:
+    """What the first chunk tells of the prompt."""
+    return {
+        "prompt_token_ids": job.prompts[0] if job.report.token_ids else UNSET,
+        "prompt_text": job.prompt_texts[0] if job.report.prompt_text else UNSET,
+    }

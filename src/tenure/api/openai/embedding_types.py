@@ -1,0 +1,96 @@
+"""The bodies of `/v1/embeddings`, `/pooling` and `/classify`."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from tenure.api.common.chat_types import ChatMessage
+from tenure.api.common.fields import Integer
+from tenure.api.common.pooling_fields import PoolingFields
+from tenure.api.openai.completion_types import Prompt
+from tenure.api.openai.response_types import Usage
+
+
+class InputFields(PoolingFields, frozen=True, kw_only=True):
+    """What these routes read: texts or token ids; or, but for embeddings, one conversation."""
+
+    input: Prompt | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    """By default true, and false for a conversation: its template writes them."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: str | None = None
+
+
+class EncodedFields(InputFields, frozen=True, kw_only=True):
+    """How vectors are written."""
+
+    encoding_format: str | None = None
+    embed_dtype: str | None = None
+    endianness: str | None = None
+    dimensions: Integer | None = None
+    prompt_name: str | None = None
+    """Which of the model's prompts goes in front of texts that are embedded; as sentence-transformers calls it."""
+
+
+class EmbeddingRequest(EncodedFields, frozen=True, kw_only=True):
+    pass
+
+
+class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    object: Literal["embedding"] = "embedding"
+    embedding: list[float] | str
+
+
+class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[EmbeddingData]
+    usage: Usage
+
+
+class PoolingRequest(EncodedFields, frozen=True, kw_only=True):
+    task: str | None = None
+    data: Any = None
+
+
+class PooledData(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    object: Literal["pooling"] = "pooling"
+    data: list[float | list[float]] | str
+
+
+class PooledReply(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[PooledData]
+    usage: Usage
+
+
+class ClassifyRequest(InputFields, frozen=True, kw_only=True):
+    pass
+
+
+class ClassData(msgspec.Struct, frozen=True, kw_only=True):
+    """`probs` has a number for each class; `label` is that of the largest."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class Classification(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[ClassData]
+    usage: Usage

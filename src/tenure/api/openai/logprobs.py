@@ -1,0 +1,100 @@
+"""Logprobs as the responses show them: OpenAI's chat form, the legacy completions form, vLLM's prompt form."""
+
+from collections.abc import Iterator, Sequence
+
+from tenure.api.openai.response_types import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
+from tenure.sampling import MINUS_INFINITY, TokenLogprobs
+from tenure.text.detokenizer import TokenBytes, display_token
+
+
+def chat_logprobs(
+    tokenizer: TokenBytes, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], *, as_ids: bool
+) -> ChatLogprobs:
+    """One entry per token, with all alternatives that were reported for it."""
+    content = []
+    for token, reported in zip(tokens, logprobs, strict=True):
+        shown = display_token(tokenizer, token, as_ids)
+        content.append(
+            TokenLogprob(
+                token=shown.text,
+                logprob=_finite(reported.logprob),
+                bytes=shown.bytes,
+                top_logprobs=[_top(tokenizer, *pair, as_ids=as_ids) for pair in _pairs(reported)],
+            )
+        )
+    return ChatLogprobs(content)
+
+
+def completion_logprobs(
+    tokenizer: TokenBytes,
+    tokens: Sequence[int],
+    logprobs: Sequence[TokenLogprobs | None],
+    offsets: Sequence[int],
+    *,
+    as_ids: bool,
+    limit: int | None = None,
+) -> CompletionLogprobs:
+    """Four parallel lists; the alternatives of a token always include the token itself.
+
+    `limit` cuts the alternatives to that many; a None among `logprobs` is the first token of a prompt.
+    """
+    tops: list[dict[str, float] | None] = []
+    values: list[float | None] = []
+    texts = [display_token(tokenizer, token, as_ids).text for token in tokens]
+    for text, reported in zip(texts, logprobs, strict=True):
+        if reported is None:
+            tops.append(None)
+            values.append(None)
+            continue
+        top = {text: _finite(reported.logprob)}
+        for token, logprob in _pairs(reported, limit):
+            top.setdefault(display_token(tokenizer, token, as_ids).text, logprob)
+        tops.append(top)
+        values.append(_finite(reported.logprob))
+    return CompletionLogprobs(text_offset=list(offsets), token_logprobs=values, tokens=texts, top_logprobs=tops)
+
+
+def prompt_logprobs(
+    tokenizer: TokenBytes,
+    tokens: Sequence[int],
+    logprobs: Sequence[TokenLogprobs | None],
+    *,
+    as_ids: bool,
+    limit: int,
+) -> PromptLogprobs:
+    """One mapping per prompt token, by token id: the token itself, then its `limit` best alternatives (-1: all)."""
+    rows: PromptLogprobs = []
+    for token, reported in zip(tokens, logprobs, strict=True):
+        if reported is None:
+            rows.append(None)
+            continue
+        shown = display_token(tokenizer, token, as_ids).text
+        row = {str(token): PromptLogprob(_finite(reported.logprob), reported.rank, shown)}
+        for rank, (other, logprob) in enumerate(_pairs(reported, limit), 1):
+            text = display_token(tokenizer, other, as_ids).text
+            row.setdefault(str(other), PromptLogprob(logprob, rank, text))
+        rows.append(row)
+    return rows
+
+
+def _pairs(reported: TokenLogprobs, limit: int | None = None) -> Iterator[tuple[int, float]]:
+    count = len(reported.ids) if limit is None or limit < 0 else limit
+    for token, logprob in zip(reported.ids[:count], reported.logprobs[:count], strict=True):
+        yield token, _finite(logprob)
+
+
+def _top(tokenizer: TokenBytes, token: int, logprob: float, *, as_ids: bool) -> TopLogprob:
+    shown = display_token(tokenizer, token, as_ids)
+    return TopLogprob(shown.text, logprob, shown.bytes)
+
+
+def _finite(logprob: float) -> float:
+    """NaN compares false and becomes minus infinity too."""
+    return logprob if logprob >= MINUS_INFINITY else MINUS_INFINITY

@@ -1,0 +1,191 @@
+"""From a decoded body to what the engine is asked for and how its answer is written: one function for each route.
+
+Pure, and as slow as the body is long. Nothing of a request reaches the engine but through here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tenure.api.common.embedding_rules import (
+    Encoding,
+    check_dimensions,
+    check_encoding,
+    default_prompt,
+    longest_input,
+    read_inputs,
+)
+from tenure.api.common.long_inputs import chunked, merged
+from tenure.api.common.pooling_fields import Shared, check_shared
+from tenure.api.common.pooling_job import PoolingJob, Vectors
+from tenure.api.common.reply import ReplyHead, reading_usage
+from tenure.api.common.selection import Chosen
+from tenure.api.common.vector_json import ENCODER, vector_base64, vector_numbers
+from tenure.api.openai.embedding_types import (
+    ClassData,
+    Classification,
+    ClassifyRequest,
+    EmbeddingData,
+    EmbeddingRequest,
+    Embeddings,
+    EncodedFields,
+    PooledData,
+    PooledReply,
+    PoolingRequest,
+)
+from tenure.checkpoints.profile import ModelProfile
+from tenure.config import ApiSettings
+from tenure.http.errors import echo, invalid_request
+from tenure.pooling import PoolingParams, PoolingTask
+from tenure.prompts.text_inputs import Framed
+from tenure.prompts.text_model import TextModel
+
+Write = Callable[[ReplyHead, Sequence[Vectors]], bytes]
+
+
+@dataclass(frozen=True)
+class PoolingPlan:
+    """A request for vectors. `write` makes the body of the one vector (or matrix) of each input."""
+
+    job: PoolingJob
+    weights: list[list[int]]
+    """Of each input, the tokens of each prompt that it became; see `api.long_inputs`."""
+    normalize: bool
+    write: Write
+
+    def body(self, head: ReplyHead, vectors: Sequence[Vectors]) -> bytes:
+        """The reply to what the engine made of the job's prompts."""
+        return self.write(head, merged(vectors, self.weights, normalize=self.normalize))
+
+
+def pooled_plan(
+    inputs: Sequence[Framed],
+    params: PoolingParams,
+    chosen: Chosen,
+    shared: Shared,
+    write: Callable[[ReplyHead, Sequence[Vectors], int], bytes],
+    param: str = "input",
+) -> PoolingPlan:
+    """Have inputs of any length read, in chunks where they need to; `write` is told also how many tokens that takes."""
+    chunks = chunked(inputs, chosen.text_window, param)
+    job = PoolingJob(chosen.text, chunks.prompts, params, priority=shared.priority, cache_salt=shared.cache_salt)
+    tokens = job.prompt_tokens
+    return PoolingPlan(
+        job=job,
+        weights=chunks.weights,
+        normalize=chosen.text.profile.normalize and params.activation,
+        write=lambda head, vectors: write(head, vectors, tokens),
+    )
+
+
+def embeddings_plan(
+    request: EmbeddingRequest, chosen: Chosen, settings: ApiSettings, priority: str | None
+) -> PoolingPlan:
+    """`POST /v1/embeddings`."""
+    if request.messages is not None:
+        raise invalid_request("Conversations are not embedded yet; `input` takes texts and token ids.", "messages")
+    shared = check_shared(request, chosen, settings, priority)
+    encoding = check_encoding(request)
+    profile = chosen.text.profile
+    params = PoolingParams(
+        task=PoolingTask.EMBED,
+        activation=shared.activation,
+        dimensions=check_dimensions(request.dimensions, profile),
+    )
+    longest = longest_input(chosen, settings)
+    prompt = _prompt(request, profile)
+    inputs = read_inputs(request, chosen, settings, shared, longest=longest, prompt=prompt)
+
+    def write(head: ReplyHead, vectors: Sequence[Vectors], tokens: int) -> bytes:
+        data: list[Any] = [
+            EmbeddingData(index=index, embedding=_encoded(vector, encoding)) for index, vector in enumerate(vectors)
+        ]
+        usage = reading_usage(tokens)
+        return ENCODER.encode(Embeddings(id=head.id, created=head.created, model=head.model, data=data, usage=usage))
+
+    return pooled_plan(inputs, params, chosen, shared, write)
+
+
+def pooling_plan(request: PoolingRequest, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingPlan:
+    """`POST /pooling`."""
+    if request.dimensions is not None:
+        raise invalid_request("`dimensions` is a field of /v1/embeddings, not of /pooling.", "dimensions")
+    shared = check_shared(request, chosen, settings, priority)
+    encoding = check_encoding(request)
+    profile = chosen.text.profile
+    task = PoolingTask(request.task) if request.task else profile.pooling_task
+    embeds = task in (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
+    if request.prompt_name is not None and (not embeds or request.messages is not None):
+        raise invalid_request("`prompt_name` is for texts that are embedded.", "prompt_name")
+    inputs = read_inputs(
+        request,
+        chosen,
+        settings,
+        shared,
+        longest=longest_input(chosen, settings) if task is PoolingTask.EMBED else chosen.text_window,
+        prompt=_prompt(request, profile) if embeds else "",
+    )
+
+    def write(head: ReplyHead, vectors: Sequence[Vectors], tokens: int) -> bytes:
+        data: list[Any] = [
+            PooledData(index=index, data=_encoded(vector, encoding)) for index, vector in enumerate(vectors)
+        ]
+        usage = reading_usage(tokens)
+        return ENCODER.encode(PooledReply(id=head.id, created=head.created, model=head.model, data=data, usage=usage))
+
+    params = PoolingParams(task=task, activation=shared.activation)
+    return pooled_plan(inputs, params, chosen, shared, write)
+
+
+def classify_plan(request: ClassifyRequest, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingPlan:
+    """`POST /classify`."""
+    shared = check_shared(request, chosen, settings, priority)
+    inputs = read_inputs(request, chosen, settings, shared, longest=chosen.text_window)
+
+    def write(head: ReplyHead, vectors: Sequence[Vectors], tokens: int) -> bytes:
+        data = [_classes(index, vector, chosen.text) for index, vector in enumerate(vectors)]
+        usage = reading_usage(tokens)
+        return ENCODER.encode(
+            Classification(id=head.id, created=head.created, model=head.model, data=data, usage=usage)
+        )
+
+    params = PoolingParams(task=PoolingTask.CLASSIFY, activation=shared.activation)
+    return pooled_plan(inputs, params, chosen, shared, write)
+
+
+def asked_task(request: PoolingRequest) -> tuple[str, ...]:
+    """The tasks of which a model must do one: the one that a body for `/pooling` names, or any. Raises a 400."""
+    if request.data is not None or request.task == "plugin":
+        raise invalid_request("Plugins are not supported.", "task" if request.data is None else "data")
+    tasks = tuple(task.value for task in PoolingTask)
+    if request.task is None:
+        return tasks
+    if request.task not in tasks:
+        message = f"`task` is {echo(request.task)}, but may be one of: {', '.join(tasks)}."
+        raise invalid_request(message, "task")
+    return (request.task,)
+
+
+def _prompt(request: EncodedFields, profile: ModelProfile) -> str:
+    """What goes in front of a text: the prompt that the request names, or the model's default. Raises a 400."""
+    if request.prompt_name is None:
+        return default_prompt(profile)
+    texts = request.input if isinstance(request.input, list) else [request.input]
+    if not all(isinstance(text, str) for text in texts):
+        raise invalid_request("`prompt_name` is for texts; token ids are read as they are.", "prompt_name")
+    if request.prompt_name not in profile.prompts:
+        known = f"may be one of: {', '.join(profile.prompts)}" if profile.prompts else "the model has no prompts"
+        raise invalid_request(f"`prompt_name` is {echo(request.prompt_name)}, but {known}.", "prompt_name")
+    return profile.prompts[request.prompt_name]
+
+
+def _encoded(vectors: Vectors, encoding: Encoding) -> Any:
+    """In the type of the reply's field, or encoded already: whole replies would hold up the event loop's thread."""
+    return vector_base64(vectors) if encoding is Encoding.BASE64 else vector_numbers(vectors)
+
+
+def _classes(index: int, vector: Vectors, model: TextModel) -> ClassData:
+    best, labels = int(vector.argmax()), model.profile.labels
+    probs: Any = vector_numbers(vector)
+    label = labels[best] if best < len(labels) else f"LABEL_{best}"
+    return ClassData(index=index, label=label, probs=probs, num_classes=len(vector))

@@ -1,0 +1,109 @@
+"""`POST /tokenize` and `POST /detokenize`.
+
+They are no work routes: nothing is asked of an engine, so there is nothing to admit, to count as load or to cancel. A
+long text is read in a worker thread.
+"""
+
+from typing import Any
+
+import msgspec
+
+from tenure.api.common.call import Call
+from tenure.api.common.chat_types import ChatMessage, ChatRequest
+from tenure.api.common.conversation import check_conversation, render
+from tenure.api.common.fields import Ids
+from tenure.api.common.selection import Chosen, select_model
+from tenure.http.decoding import decode_body
+from tenure.http.errors import invalid_request
+from tenure.process.compute_threads import stop_if_cancelled
+from tenure.prompts.ranges import check_ids
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    """By default true, and false for a conversation: its template writes them."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
+    """`token_strs` are the entries of the vocabulary as they are written there."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None = None
+    tokens: Ids
+
+
+class DetokenizeReply(msgspec.Struct, frozen=True):
+    prompt: str
+
+
+_TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
+_DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
+
+
+async def tokenize(call: Call) -> None:
+    request = decode_body(call.body, _TOKENIZE)
+    chosen = select_model(call, request.model)
+    body = await call.compute(lambda: msgspec.json.encode(_tokenized(request, chosen)))
+    await call.respond(200, body)
+
+
+async def detokenize(call: Call) -> None:
+    request = decode_body(call.body, _DETOKENIZE)
+    chosen = select_model(call, request.model)
+    body = await call.compute(lambda: msgspec.json.encode(_detokenized(request, chosen)))
+    await call.respond(200, body)
+
+
+def _tokenized(request: TokenizeRequest, chosen: Chosen) -> TokenizeReply:
+    if (request.prompt is None) == (request.messages is None):
+        raise invalid_request("One of `prompt` and `messages` is required, and only one.", "prompt")
+    tokenizer = chosen.text.tokenizer
+    if request.prompt is not None:
+        special = request.add_special_tokens is not False
+        tokens = tokenizer.encode(request.prompt, special, stop_if_cancelled)
+    else:
+        text = _conversation(request, chosen)
+        tokens = tokenizer.encode(text, bool(request.add_special_tokens), stop_if_cancelled)
+    return TokenizeReply(
+        count=len(tokens),
+        max_model_len=chosen.window.max_model_len,
+        tokens=tokens,
+        token_strs=[tokenizer.token_piece(token) for token in tokens] if request.return_token_strs else None,
+    )
+
+
+def _conversation(request: TokenizeRequest, chosen: Chosen) -> str:
+    conversation = ChatRequest(
+        messages=request.messages or [],
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        chat_template=request.chat_template,
+        chat_template_kwargs=request.chat_template_kwargs,
+        documents=request.documents,
+        tools=request.tools,
+    )
+    check_conversation(conversation)
+    return render(conversation, chosen.text, "give the text as `prompt`")
+
+
+def _detokenized(request: DetokenizeRequest, chosen: Chosen) -> DetokenizeReply:
+    ids = check_ids("tokens", request.tokens, chosen.window.vocabulary_size)
+    return DetokenizeReply(chosen.text.tokenizer.decode(ids, skip_special_tokens=False))

@@ -1,0 +1,159 @@
+"""The routes that tell about the server: models, health, load, ledger, metrics and the API's description."""
+
+import time
+from typing import Literal
+
+import anyio.to_thread
+import msgspec
+
+from tenure.api.common.call import Call
+from tenure.api.common.context import AppContext
+from tenure.api.operations.docs_page import PAGE
+from tenure.client import Served
+from tenure.http.errors import engine_unavailable, model_not_found
+from tenure.observe.metrics import CONTENT_TYPE, Readings, metrics_text, tenure_families
+from tenure.observe.vllm_metrics import vllm_families
+from tenure.prompts.text_model import TextModel
+from tenure.wire.messages import HttpLedger, ServerLedger
+
+LEDGER_TIMEOUT = 1.0
+
+
+class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):
+    """Tells clients nothing; it is there because they read it."""
+
+    id: str
+    object: Literal["model_permission"] = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """`root` is the model's first name, whichever `id` is; `max_model_len` is null until the model is loaded.
+
+    `tasks`, which vLLM's entry has not, are what the model can be asked for.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["tenure"] = "tenure"
+    root: str
+    parent: str | None = None
+    max_model_len: int | None
+    permission: list[ModelPermission]
+    tasks: tuple[str, ...]
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[ModelEntry]
+
+
+class VersionReply(msgspec.Struct, frozen=True):
+    version: str
+
+
+class LoadReply(msgspec.Struct, frozen=True):
+    """Open requests on work routes."""
+
+    server_load: int
+
+
+async def list_models(call: Call) -> None:
+    fleet = call.context.fleet
+    entries = [_entry(call.context, served, name) for served in fleet.models for name in served.names]
+    await call.respond_json(ModelList(data=entries))
+
+
+async def show_model(call: Call) -> None:
+    name, fleet = call.path_params["model"], call.context.fleet
+    for served in fleet.models:
+        if name in served.names:
+            await call.respond_json(_entry(call.context, served, name))
+            return
+    raise model_not_found(name, fleet.names)
+
+
+async def health(call: Call) -> None:
+    """Liveness: also while models load, while the server drains, and while a lost engine is being started again."""
+    lost = [served.name for served in call.context.fleet.models if served.beyond_help]
+    if lost:
+        raise engine_unavailable(f"An engine does not answer, and is not started again: {', '.join(lost)}.")
+    await call.respond(200, b"")
+
+
+async def ready(call: Call) -> None:
+    context = call.context
+    if context.draining():
+        raise engine_unavailable("The server is draining.")
+    waiting = [served.name for served in context.fleet.models if not served.ready]
+    if waiting:
+        raise engine_unavailable(f"Not ready yet: {', '.join(waiting)}.")
+    await call.respond(200, b"")
+
+
+async def version(call: Call) -> None:
+    await call.respond_json(VersionReply(call.context.settings.version))
+
+
+async def load(call: Call) -> None:
+    await call.respond_json(LoadReply(call.context.counts().open))
+
+
+async def ledger(call: Call) -> None:
+    context = call.context
+    engines = await context.fleet.ledgers(LEDGER_TIMEOUT)
+    http = context.counts()
+    reply = ServerLedger(
+        conserved=all(engine.conserved for engine in engines if engine.answering),
+        epoch=context.epoch,
+        uptime_s=round(time.monotonic() - context.started_at, 3),
+        http=HttpLedger(http.open, http.arrivals, dict(http.outcomes)),
+        engines=engines,
+    )
+    await call.respond_json(reply)
+
+
+async def metrics(call: Call) -> None:
+    context = call.context
+    engines = await context.fleet.ledgers(LEDGER_TIMEOUT)
+    cards = [served.card for served in context.fleet.models if served.card is not None]
+    readings = Readings(context.settings.version, context.counts(), engines, cards)
+    # Made in a thread: it takes some milliseconds, for which streams would stand still.
+    text = await anyio.to_thread.run_sync(_metrics_text, readings, context.settings.vllm_metrics)
+    await call.respond(200, text, media_type=CONTENT_TYPE)
+
+
+def _metrics_text(readings: Readings, vllm_names: bool) -> bytes:
+    return metrics_text([*tenure_families(readings), *(vllm_families(readings) if vllm_names else ())])
+
+
+async def openapi(call: Call) -> None:
+    await call.respond(200, call.context.document)
+
+
+async def docs(call: Call) -> None:
+    await call.respond(200, PAGE.encode(), media_type="text/html; charset=utf-8")
+
+
+def _entry(context: AppContext, served: Served, name: str) -> ModelEntry:
+    card = served.card
+    text: TextModel | None = context.texts.get(served.name)
+    created = text.created if text is not None else 0
+    return ModelEntry(
+        id=name,
+        created=created,
+        root=served.name,
+        max_model_len=card.max_model_len if card is not None else None,
+        permission=[ModelPermission(id=f"modelperm-{name}", created=created)],
+        tasks=served.tasks,
+    )

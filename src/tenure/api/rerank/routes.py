@@ -1,0 +1,219 @@
+"""The handlers of `/score`, `/rerank` and their aliases.
+
+One HTTP request is one request of the engine: its pairs, or its queries and documents, are admitted, scheduled and
+cancelled together. What is made of a query lives in the handler that scores with it, and nowhere else.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET
+
+from tenure.api.common.call import Call
+from tenure.api.common.embedding_rules import default_prompt
+from tenure.api.common.pooling_fields import check_shared
+from tenure.api.common.pooling_job import PoolingJob, Vectors, feed_pooled
+from tenure.api.common.reply import reading_usage
+from tenure.api.common.selection import Chosen, select_model
+from tenure.api.rerank.scoring import ClassScores, PairedScores, Scores, cosine, counted_rows, max_similarity
+from tenure.api.rerank.texts import entry_text, listed, read_sides, shown_document
+from tenure.api.rerank.types import (
+    BilledUnits,
+    InputTokens,
+    PairFields,
+    RerankMeta,
+    RerankReply,
+    RerankRequest,
+    RerankResult,
+    RerankUsage,
+    ScoreEntry,
+    ScoreReply,
+    ScoreRequest,
+)
+from tenure.checkpoints.profile import ModelProfile, Scoring
+from tenure.config import ApiSettings
+from tenure.http.decoding import decode_body
+from tenure.http.errors import internal_error, invalid_request
+from tenure.pooling import PoolingParams, PoolingTask
+from tenure.prompts.ranges import RANGES, check_number
+from tenure.prompts.score_prompts import PairRules, Prompts, pair_prompts, single_prompts, written_prompts
+
+TASK = "score"
+META_PATH = "/v2/rerank"
+"""Whose clients expect `meta`."""
+_UNIT = 100
+_SCORE_DECODER = msgspec.json.Decoder(ScoreRequest)
+_RERANK_DECODER = msgspec.json.Decoder(RerankRequest)
+
+_POOLED = {
+    Scoring.CROSS_ENCODER: PoolingTask.CLASSIFY,
+    Scoring.BI_ENCODER: PoolingTask.EMBED,
+    Scoring.LATE_INTERACTION: PoolingTask.TOKEN_EMBED,
+}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The texts to score: one query for all documents, or one for each."""
+
+    names: tuple[str, str]
+    """The fields that they stand in."""
+    queries: Sequence[str]
+    documents: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One finite score for each document, in order."""
+
+    id: str
+    scores: Sequence[float]
+    prompt_tokens: int
+
+
+async def score(call: Call) -> None:
+    """Score pairs of texts, in the order in which they are given."""
+    request = decode_body(call.body, _SCORE_DECODER)
+    chosen = select_model(call, request.model, TASK)
+    scored = await _score(call, chosen, request, Pairs(*read_sides(request, call.context.settings.max_inputs)))
+    reply = ScoreReply(
+        id=scored.id,
+        created=int(time.time()),
+        model=chosen.text.name,
+        data=[ScoreEntry(index=index, score=value) for index, value in enumerate(scored.scores)],
+        usage=reading_usage(scored.prompt_tokens),
+    )
+    await call.respond_json(reply)
+
+
+async def rerank(call: Call) -> None:
+    """Score documents by their query, and give the best of them, best first."""
+    request = decode_body(call.body, _RERANK_DECODER)
+    chosen = select_model(call, request.model, TASK)
+    if request.query is None:
+        raise invalid_request("`query` is required.", "query")
+    entries = listed(request.documents, "documents", call.context.settings.max_inputs)
+    top_n = _number(request, "top_n") or len(entries)
+    documents = [entry_text(entry, name, request.rank_fields or ()) for name, entry in entries]
+    pairs = Pairs(("query", "documents"), [entry_text(request.query, "query")], documents)
+    scored = await _score(call, chosen, request, pairs)
+    best = sorted(range(len(documents)), key=lambda index: (-scored.scores[index], index))[:top_n]
+    shown = request.return_documents is not False
+    results = [
+        RerankResult(
+            index=index,
+            document=shown_document(entries[index][1], documents[index]) if shown else UNSET,
+            relevance_score=scored.scores[index],
+        )
+        for index in best
+    ]
+    tokens = scored.prompt_tokens
+    reply = RerankReply(
+        id=scored.id,
+        model=chosen.text.name,
+        results=results,
+        usage=RerankUsage(prompt_tokens=tokens, total_tokens=tokens),
+        meta=_meta(len(documents), tokens) if call.route == META_PATH else UNSET,
+    )
+    await call.respond_json(reply)
+
+
+async def _score(call: Call, chosen: Chosen, request: PairFields, pairs: Pairs) -> Scored:
+    settings = call.context.settings
+    job = await call.compute(lambda: _job(request, pairs, chosen, settings, call.priority))
+    public_id = call.request_id
+    scores = _scores(chosen.text.profile, pairs)
+    await feed_pooled(call, chosen.engine, job, public_id, _taker(scores, chosen.text.profile, pairs, job))
+    if not all(map(math.isfinite, scores.values)):
+        raise internal_error("A score is not finite (NaN or infinity).")
+    return Scored(public_id, scores.values, job.prompt_tokens)
+
+
+def _job(request: PairFields, pairs: Pairs, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingJob:
+    """What the engine is asked for. Raises a 400."""
+    model, profile = chosen.text, chosen.text.profile
+    shared = check_shared(request, chosen, settings, priority)
+    rules = PairRules(
+        model=model,
+        vocabulary_size=chosen.window.vocabulary_size,
+        longest=chosen.text_window,
+        names=pairs.names,
+        side=request.truncation_side or model.tokenizer.truncation_side,
+        truncation=shared.truncation,
+        per_query=_number(request, "max_tokens_per_query"),
+        per_document=_number(request, "max_tokens_per_doc"),
+        instruction=_instruction(request, profile),
+    )
+    prompts = _prompts(profile, pairs, rules)
+    return PoolingJob(
+        model=model,
+        prompts=prompts.ids,
+        segments=prompts.segments,
+        unattended=prompts.unattended,
+        params=PoolingParams(task=_POOLED[_scoring(profile)], activation=shared.activation),
+        priority=shared.priority,
+        cache_salt=shared.cache_salt,
+    )
+
+
+def _prompts(profile: ModelProfile, pairs: Pairs, rules: PairRules) -> Prompts:
+    if _scoring(profile) is not Scoring.CROSS_ENCODER:
+        return single_prompts(pairs.queries, pairs.documents, rules)
+    write = rules.model.score_prompt
+    if write is not None:
+        return written_prompts(pairs.queries, pairs.documents, rules, write)
+    return pair_prompts(pairs.queries, pairs.documents, rules)
+
+
+def _instruction(request: PairFields, profile: ModelProfile) -> str | None:
+    """What makes a document fit: the request's words, or what the model was saved with."""
+    other = (request.chat_template_kwargs or {}).get("instruction")
+    if not (other is None or isinstance(other, str)):
+        raise invalid_request("`chat_template_kwargs.instruction` must be a string.", "chat_template_kwargs")
+    given = other if request.instruction is None else request.instruction
+    return default_prompt(profile) or None if given is None else given
+
+
+def _scores(profile: ModelProfile, pairs: Pairs) -> Scores:
+    queries, documents = len(pairs.queries), len(pairs.documents)
+    match _scoring(profile):
+        case Scoring.CROSS_ENCODER:
+            return ClassScores(documents)
+        case Scoring.BI_ENCODER:
+            return PairedScores(cosine, queries, documents)
+        case Scoring.LATE_INTERACTION:
+            return PairedScores(max_similarity, queries, documents)
+
+
+def _taker(scores: Scores, profile: ModelProfile, pairs: Pairs, job: PoolingJob) -> Callable[[int, Vectors], None]:
+    """What takes the answers: `scores`, but for the rows of tokens that do not count."""
+    if _scoring(profile) is not Scoring.LATE_INTERACTION:
+        return scores.take
+    late = profile.late_interaction
+
+    def take(index: int, vectors: Vectors) -> None:
+        counted = late.counted_in_query if index < len(pairs.queries) else late.counted_in_document
+        scores.take(index, counted_rows(vectors, job.prompts[index], counted))
+
+    return take
+
+
+def _scoring(profile: ModelProfile) -> Scoring:
+    assert profile.scoring is not None, "a model that can `score` says how"
+    return profile.scoring
+
+
+def _number(request: PairFields, name: str) -> int:
+    """A whole number; 0 when it is not given."""
+    value = getattr(request, name)
+    return 0 if value is None else int(check_number(name, value, RANGES[name]))
+
+
+def _meta(documents: int, tokens: int) -> RerankMeta:
+    return RerankMeta(
+        billed_units=BilledUnits(search_units=-(-documents // _UNIT), input_tokens=tokens),
+        tokens=InputTokens(input_tokens=tokens),
+    )

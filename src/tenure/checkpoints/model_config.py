@@ -1,0 +1,271 @@
+"""What a model is: read from `config.json` or GGUF metadata, without touching weights and without torch.
+
+Every number that sizes anything is checked here, so the code that builds the model can rely on it.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tenure.checkpoints.gguf import GGUFFile
+from tenure.checkpoints.json_files import Raw, read_object, sensible
+from tenure.errors import CallerError, ResourceError
+from tenure.source import ResolvedSource, SourceKind
+
+_GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the trained window. `kind` is `linear` or `llama3`."""
+
+    kind: str
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The shape of a decoder of the Llama family."""
+
+    architecture: str
+    """`llama`, `mistral`, `qwen2` or `qwen3`."""
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    """Biases on the query, key and value projections."""
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    head_norms: bool = False
+    """Each query and key head is normalised before it is rotated."""
+    layer_windows: tuple[int | None, ...] = ()
+    """For each layer how many tokens a token sees (itself included); None is all of them. Empty: all, everywhere."""
+
+    def window_of(self, layer: int) -> int | None:
+        return self.layer_windows[layer] if self.layer_windows else None
+
+
+def read_config(source: ResolvedSource) -> ModelConfig:
+    """Read and check a model's configuration.
+
+    Raises CallerError for a model that is not served, ResourceError for a file that cannot be read or makes no sense.
+    """
+    with sensible(source.path, "the model's shape"):
+        if source.kind is SourceKind.GGUF:
+            with GGUFFile.open(source.path) as file:
+                return _checked(_from_gguf(file), source.path)
+        return _checked(_from_folder(source.path), source.path)
+
+
+def read_sampling_defaults(source: ResolvedSource) -> dict[str, float]:
+    """The sampling values that the model's authors recommend, under their API names; those it names only.
+
+    Values that are not finite numbers are left out. `do_sample` has no say here, as in vLLM.
+    """
+    if source.kind is SourceKind.GGUF:
+        with GGUFFile.open(source.path) as file:
+            names = {"temperature": "temp", "repetition_penalty": "penalty_repeat"}
+            raw: Raw = {key: file.metadata.get(f"general.sampling.{names.get(key, key)}") for key in SAMPLING_KEYS}
+    else:
+        raw = read_object(source.path / "generation_config.json", required=False)
+    defaults = {key: raw.get(key) for key in SAMPLING_KEYS}
+    return {
+        key: value
+        for key, value in defaults.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def _from_folder(folder: Path) -> ModelConfig:
+    raw = read_object(folder / "config.json")
+    architecture = str(raw.get("model_type"))
+    if architecture not in _FOLDER_RULES:
+        raise CallerError(f"{folder}: models of type {architecture!r} are not served ({', '.join(_FOLDER_RULES)} are)")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise CallerError(f"{folder}: the activation {raw['hidden_act']!r} is not served (silu is)")
+    if "quantization_config" in raw:
+        raise CallerError(f"{folder}: quantised safetensors are not served")
+    num_heads = int(raw["num_attention_heads"])
+    num_layers = int(raw["num_hidden_layers"])
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rules, biased = _FOLDER_RULES[architecture], bool(raw.get("attention_bias", False))
+    return ModelConfig(
+        architecture=architecture,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
+        head_dim=int(raw.get("head_dim") or rules.head_dim or int(raw["hidden_size"]) // max(num_heads, 1)),
+        hidden_size=int(raw["hidden_size"]),
+        intermediate_size=int(raw["intermediate_size"]),
+        vocab_size=int(raw["vocab_size"]),
+        max_position_embeddings=int(raw["max_position_embeddings"]),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
+        rope_scaling=_rope_scaling(rope, folder),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        attention_bias=biased if rules.query_bias is None else rules.query_bias,
+        attention_output_bias=biased if rules.output_bias is None else rules.output_bias,
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+        head_norms=rules.head_norms,
+        layer_windows=rules.windows(raw, num_layers),
+    )
+
+
+def _no_windows(raw: Raw, num_layers: int) -> tuple[int | None, ...]:  # noqa: ARG001 - one signature for all
+    return ()
+
+
+def _every_layer(raw: Raw, num_layers: int) -> tuple[int | None, ...]:
+    window = _optional_int(raw.get("sliding_window"))
+    return (window,) * num_layers if window is not None and num_layers < 10_000 else ()
+
+
+def _listed_layers(raw: Raw, num_layers: int) -> tuple[int | None, ...]:
+    window = _optional_int(raw.get("sliding_window"))
+    if not raw.get("use_sliding_window") or window is None:
+        return ()
+    types = raw.get("layer_types")
+    if types is None:
+        first = int(raw.get("max_window_layers", 28))
+        types = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+@dataclass(frozen=True, slots=True)
+class _FolderRules:
+    """Where the members of the family differ in `config.json`. A bias of None is as `attention_bias` says."""
+
+    query_bias: bool | None
+    output_bias: bool | None
+    windows: Callable[[Raw, int], tuple[int | None, ...]]
+    head_norms: bool = False
+    head_dim: int | None = None
+    """Where the file gives none; None is the hidden size over the number of heads."""
+
+
+_FOLDER_RULES: Mapping[str, _FolderRules] = MappingProxyType(
+    {
+        "llama": _FolderRules(query_bias=None, output_bias=None, windows=_no_windows),
+        "mistral": _FolderRules(query_bias=False, output_bias=False, windows=_every_layer),
+        "qwen2": _FolderRules(query_bias=True, output_bias=False, windows=_listed_layers),
+        "qwen3": _FolderRules(query_bias=None, output_bias=None, windows=_listed_layers, head_norms=True, head_dim=128),
+    }
+)
+DECODER_TYPES = tuple(_FOLDER_RULES)
+"""What a `config.json` may call a decoder that is served."""
+
+
+def _rope_scaling(rope: Raw, path: Path) -> RopeScaling | None:
+    kind = str(rope.get("rope_type") or rope.get("type") or "default")
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling(kind, float(rope["factor"]))
+    if kind == "llama3":
+        return RopeScaling(
+            kind,
+            float(rope["factor"]),
+            float(rope["low_freq_factor"]),
+            float(rope["high_freq_factor"]),
+            int(rope["original_max_position_embeddings"]),
+        )
+    raise CallerError(f"{path}: rope scaling {kind!r} is not served (linear and llama3 are)")
+
+
+def _from_gguf(file: GGUFFile) -> ModelConfig:
+    metadata, tensors = file.metadata, file.tensors
+    architecture = str(metadata.get("general.architecture"))
+    if architecture not in _GGUF_ARCHITECTURES:
+        served = ", ".join(_GGUF_ARCHITECTURES)
+        raise CallerError(f"{file.path}: GGUF models of architecture {architecture!r} are not served ({served} are)")
+    if metadata.get(f"{architecture}.expert_count"):
+        raise CallerError(f"{file.path}: mixtures of experts are not served")
+    if int(metadata.get("split.count", 1)) > 1:  # type: ignore[arg-type]
+        raise CallerError(f"{file.path}: GGUF models split over several files are not served")
+    own: Raw = {key.removeprefix(architecture + "."): metadata[key] for key in metadata if key.startswith(architecture)}
+    num_heads, hidden_size = int(own["attention.head_count"]), int(own["embedding_length"])
+    head_dim = int(own.get("attention.key_length") or hidden_size // max(num_heads, 1))
+    if int(own.get("rope.dimension_count", head_dim)) != head_dim:
+        raise CallerError(f"{file.path}: rotary embedding of a part of each head is not served")
+    num_layers, window = int(own["block_count"]), _optional_int(own.get("attention.sliding_window"))
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ValueError("there is no token_embd.weight with two dimensions")
+    return ModelConfig(
+        architecture=architecture,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=int(own.get("attention.head_count_kv") or num_heads),
+        head_dim=head_dim,
+        hidden_size=hidden_size,
+        intermediate_size=int(own["feed_forward_length"]),
+        vocab_size=embedding.shape[0],
+        max_position_embeddings=int(own["context_length"]),
+        rms_norm_eps=float(own["attention.layer_norm_rms_epsilon"]),
+        rope_theta=float(own.get("rope.freq_base", 10000.0)),
+        rope_scaling=_gguf_rope_scaling(own, file.path),
+        tie_word_embeddings="output.weight" not in tensors,
+        attention_bias="blk.0.attn_q.bias" in tensors,
+        attention_output_bias="blk.0.attn_output.bias" in tensors,
+        mlp_bias="blk.0.ffn_up.bias" in tensors,
+        head_norms=architecture == "qwen3",
+        layer_windows=(window,) * num_layers if window is not None and num_layers < 10_000 else (),
+    )
+
+
+def _gguf_rope_scaling(own: Raw, path: Path) -> RopeScaling | None:
+    # Llama 3's stretch comes as a tensor of factors, rope_freqs.weight, which the loader applies.
+    kind = own.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    return _rope_scaling({"rope_type": kind, "factor": own.get("rope.scaling.factor", 1.0)}, path)
+
+
+def _checked(config: ModelConfig, path: Path) -> ModelConfig:
+    """Refuse sizes that contradict each other or that no model has; weights are checked against the rest."""
+    sizes = {
+        "layers": (config.num_layers, 1000),
+        "attention heads": (config.num_heads, 4096),
+        "key-value heads": (config.num_kv_heads, 4096),
+        "head size": (config.head_dim, 8192),
+        "hidden size": (config.hidden_size, 1 << 20),
+        "intermediate size": (config.intermediate_size, 1 << 22),
+        "vocabulary size": (config.vocab_size, 1 << 24),
+        "context length": (config.max_position_embeddings, 1 << 30),
+    }
+    for what, (size, most) in sizes.items():
+        if not 1 <= size <= most:
+            raise ResourceError(f"{path}: a {what} of {size} makes no sense")
+    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
+        raise ResourceError(
+            f"{path}: {config.num_heads} heads over {config.num_kv_heads} key-value heads of size {config.head_dim}"
+        )
+    if any(window is not None and window < 1 for window in config.layer_windows):
+        raise ResourceError(f"{path}: a sliding window of less than one token")
+    if config.layer_windows and len(config.layer_windows) != config.num_layers:
+        raise ResourceError(f"{path}: {len(config.layer_windows)} layer types for {config.num_layers} layers")
+    if not (0 < config.rms_norm_eps < 1 and 1 <= config.rope_theta < 1e15):
+        raise ResourceError(f"{path}: rms_norm_eps {config.rms_norm_eps}, rope_theta {config.rope_theta}")
+    if config.rope_scaling is not None and not 0 < config.rope_scaling.factor < 1e6:
+        raise ResourceError(f"{path}: a rope scaling factor of {config.rope_scaling.factor}")
+    return config
+
+
+def _optional_int(value: Any) -> int | None:
+    return None if value is None or isinstance(value, list) else int(value)

@@ -1,0 +1,44 @@
+"""What the blocks of an item's text are called in the prefix cache, and whose blocks are in it at all."""
+
+from tenure.core.ledger import Ledger
+from tenure.core.prefix_cache import BlockHash, chain_hashes
+from tenure.core.request import Item
+from tenure.core.runs import Run
+
+
+class BlockHashes:
+    """`seed` keys the names; a `block_size` of 0 is for a model that keeps no blocks."""
+
+    def __init__(self, seed: bytes, block_size: int, *, enabled: bool) -> None:
+        self._seed = seed
+        self._block_size = block_size
+        self._enabled = enabled and block_size > 0
+
+    def shared(self, item: Item) -> bool:
+        """Whether the item uses and feeds the cache.
+
+        What is reported of each token of a prompt comes from computing it: such an item cannot use the cache.
+        """
+        pooling = item.request.pooling
+        every_token = item.sampling.prompt_logprobs is not None or (pooling is not None and pooling.task.every_token)
+        return self._enabled and not every_token
+
+    def of(self, item: Item, count: int) -> list[BlockHash]:
+        """The names of the first `count` full blocks of the item's text."""
+        if count > len(item.hashes):
+            salt = item.request.cache_salt
+            item.hashes = chain_hashes(self._seed, salt, item.tokens, self._block_size, item.hashes)
+        return item.hashes[:count]
+
+    def usable(self, item: Item) -> list[BlockHash]:
+        """The names of the blocks that may be taken from the cache: at least one token is always left to compute."""
+        return self.of(item, (len(item.tokens) - 1) // self._block_size) if self.shared(item) else []
+
+    def publish(self, run: Run, ledger: Ledger) -> None:
+        """Let others find the blocks that are complete now."""
+        if not self.shared(run.item):
+            return
+        complete = run.computed // self._block_size
+        for index, name in enumerate(self.of(run.item, complete)[run.published :], run.published):
+            ledger.publish(run.lease, index, name)
+        run.published = complete

@@ -1,0 +1,332 @@
+"""Everything of the engine that must answer at once: connections, the gate, endings, heartbeats.
+
+Runs in the engine's I/O thread, on its event loop, and is never blocked by a step. State, owned by this thread:
+
+- `_gate`: permits. One is held by each `_Open` entry, from its admission until the loop says that its request is over.
+- `_open`: the admitted requests by the engine's own number; a connection has its own by the numbers it gave them.
+- `_connections`: a connection is the holder of its requests; when it is lost they are cancelled, and their permits come
+  back like all others, when the loop reports that they hold nothing.
+- `_register`: what the requests are called, for those who end them by name.
+
+A connection is served once it has said that it speaks our version of the protocol. What cannot be matched, or comes a
+second time, is counted and otherwise ignored, so that a request never means more than a few orders to the loop.
+
+The loop's thread calls `publish` alone; what it tells is handed to `deliver` by this thread.
+"""
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from itertools import count
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from tenure.core.admission import Gate, GateLimits, Permit, Refusal
+from tenure.core.ledger import LedgerError
+from tenure.core.report import Output
+from tenure.engine import translation
+from tenure.engine.ledger_report import engine_ledger
+from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Finish, Order, Progress, Resume, Stall
+from tenure.engine.register import Name, Register
+from tenure.outcomes import Outcome
+from tenure.process.reports import HEARTBEAT_INTERVAL
+from tenure.wire import messages as wire
+from tenure.wire.framing import Channel, FrameTooLarge, PeerGone
+from tenure.wire.outbox import Outbox, OutboxFull
+from tenure.wire.sockets import SocketStream
+
+logger = logging.getLogger("tenure.engine")
+
+_OTHER_VERSION = f"this engine speaks version {wire.PROTOCOL_VERSION} of the protocol alone"
+
+
+Beat = Callable[[int, float | None], None]
+"""Takes the number of the step that runs, or ran last, and its age in seconds; None when the loop waits."""
+
+
+def ignore_progress(step: int, age: float | None) -> None:
+    """A `Beat` where nobody listens."""
+    del step, age
+
+
+class _Open:
+    """An admitted request: its permit, where its outputs go, and what the loop has been told about its end."""
+
+    __slots__ = ("cancelled", "connection", "fault", "finished", "number", "permit", "stalled", "wire_number")
+
+    def __init__(self, number: int, permit: Permit, connection: "_Connection", wire_number: int) -> None:
+        self.number = number
+        self.permit = permit
+        self.connection = connection
+        self.wire_number = wire_number
+        self.cancelled = False
+        self.stalled = False
+        self.fault = ""  # why the request fails, whatever the loop makes of it
+        self.finished: set[int] = set()
+
+
+class _Connection:
+    """An API process, as long as its socket is open."""
+
+    __slots__ = ("greeted", "number", "outbox", "requests")
+
+    def __init__(self, number: int, outbox: Outbox) -> None:
+        self.number = number
+        self.outbox = outbox
+        self.greeted = False
+        self.requests: dict[int, _Open] = {}  # by its own numbers
+
+
+class EngineServer:
+    """See the module's docstring. Until `start_serving` is called, every request is refused as unavailable.
+
+    `outbox_bytes`: how much may wait for an API process that does not read, before it is taken for dead.
+    """
+
+    def __init__(self, epoch: str, index: int, *, outbox_bytes: int = 256 * 1024 * 1024) -> None:
+        self._epoch = epoch
+        self._index = index
+        self._outbox_bytes = outbox_bytes
+        self._card: wire.ModelCard | None = None
+        self._gate: Gate | None = None
+        self._orders: queue.Queue[Order] | None = None
+        self._snapshot: EngineSnapshot | None = None
+        self._open: dict[int, _Open] = {}
+        self._connections: dict[int, _Connection] = {}
+        self._register = Register()
+        self._numbers = count(1)
+        self._unmatched = 0
+
+    # called by the engine's main, through the event loop
+
+    def start_serving(self, card: wire.ModelCard, limits: GateLimits, orders: "queue.Queue[Order]") -> None:
+        """The model is loaded and the loop is about to run."""
+        self._card, self._gate, self._orders = card, Gate(limits), orders
+        for connection in self._connections.values():
+            if connection.greeted:
+                self._send(connection, wire.Ready(card=card, epoch=self._epoch))
+
+    def publish(self, snapshot: EngineSnapshot) -> None:
+        """Take the loop's newest snapshot. Called in the loop's thread: one assignment."""
+        self._snapshot = snapshot
+
+    def deliver(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
+        """Pass on what the loop told, and take back the permits of requests that are over."""
+        by_connection: dict[int, list[wire.ItemOutput]] = {}
+        for output in outputs:
+            entry = self._open[output.request]
+            by_connection.setdefault(entry.connection.number, []).append(
+                translation.item_output(entry.wire_number, output)
+            )
+        for number, items in by_connection.items():
+            self._send_outputs(self._connections.get(number), step, items)
+        for ending in ended:
+            self._end(ending)
+
+    def _send_outputs(self, connection: _Connection | None, step: int, items: list[wire.ItemOutput]) -> None:
+        """Send what a step put out. An item whose part alone is too large for a message ends its request."""
+        try:
+            self._send(connection, wire.StepOutput(step=step, outputs=items))
+        except FrameTooLarge as error:
+            if len(items) > 1:
+                for item in items:
+                    self._send_outputs(connection, step, [item])
+            elif connection is not None:
+                entry = connection.requests[items[0].request]
+                logger.error("a request is ended: %s", error)
+                entry.fault = str(error)
+                self._cancel(entry, Outcome.ENGINE_ERROR)
+
+    def _end(self, ending: Ending) -> None:
+        assert self._gate is not None
+        entry, now = self._open.pop(ending.number), time.monotonic()
+        self._gate.release(entry.permit, now)
+        entry.connection.requests.pop(entry.wire_number)
+        outcome = Outcome.ENGINE_ERROR if entry.fault else ending.outcome
+        self._register.leave(entry.number, outcome, now)
+        ended = wire.Ended(
+            request=entry.wire_number,
+            outcome=outcome,
+            message=entry.fault or ending.message,
+            queue_seconds=ending.queue_seconds,
+        )
+        self._send(self._connections.get(entry.connection.number), ended)
+        self._answer()
+
+    # connections
+
+    async def serve(self, stream: SocketStream) -> None:
+        """Serve one connection until it is lost; then cancel what it held."""
+        channel: Channel[wire.ToEngine] = Channel(stream, wire.ToEngine)
+        outbox = Outbox(channel, self._outbox_bytes, stream.send_now)
+        connection = _Connection(next(self._numbers), outbox)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(channel.aclose)
+            stack.callback(self._lose, connection)
+            self._connections[connection.number] = connection
+            group = await stack.enter_async_context(anyio.create_task_group())
+            group.start_soon(self._write, connection, group)
+            await self._read(channel, connection)
+            group.cancel_scope.cancel()
+
+    async def _write(self, connection: _Connection, group: TaskGroup) -> None:
+        try:
+            await connection.outbox.run()
+        except PeerGone:
+            group.cancel_scope.cancel()
+
+    async def _read(self, channel: Channel[wire.ToEngine], connection: _Connection) -> None:
+        try:
+            while True:
+                for message in await channel.receive():
+                    self._handle(connection, message)
+        except PeerGone as reason:
+            logger.debug("connection %d ended: %s", connection.number, reason)
+
+    def _lose(self, connection: _Connection) -> None:
+        del self._connections[connection.number]
+        self._register.forget(connection.number)
+        self._answer()
+        for entry in connection.requests.values():
+            if not entry.cancelled:
+                self._cancel(entry, Outcome.WORKER_LOST)
+
+    def _handle(self, connection: _Connection, message: wire.ToEngine) -> None:
+        match message:
+            case wire.Hello():
+                self._greet(connection, message)
+            case wire.Submit():
+                self._submit(connection, message)
+            case wire.Cancel(request=number, outcome=outcome):
+                self._cancel(connection.requests.get(number), outcome)
+            case wire.FinishItem(request=number, index=index):
+                self._finish(connection.requests.get(number), index)
+            case wire.Stall(request=number):
+                self._pace(connection.requests.get(number), stalled=True)
+            case wire.Resume(request=number):
+                self._pace(connection.requests.get(number), stalled=False)
+            case wire.CancelByName():
+                self._cancel_by_name(connection, message)
+            case wire.Recalled(sequence=number, requests=requests):
+                self._cancel_all(self._register.hear(connection.number, number, requests, time.monotonic()))
+            case wire.AskLedger(sequence=sequence):
+                self._report(connection, sequence)
+
+    def _greet(self, connection: _Connection, hello: wire.Hello) -> None:
+        connection.greeted = hello.version == wire.PROTOCOL_VERSION
+        if not connection.greeted:
+            logger.error("API process %d: %s", hello.worker, _OTHER_VERSION)
+            self._send(connection, wire.Unready(reason=_OTHER_VERSION))
+        elif self._card is None:
+            self._send(connection, wire.Unready(reason="the model is being loaded"))
+        else:
+            self._send(connection, wire.Ready(card=self._card, epoch=self._epoch))
+
+    def _submit(self, connection: _Connection, submit: wire.Submit) -> None:
+        if submit.request in connection.requests:
+            raise PeerGone(f"request {submit.request} was submitted twice")
+        answer = self._ask(connection, submit)
+        if isinstance(answer, Refusal):
+            self._send(connection, translation.refused(submit.request, answer))
+            return
+        number = next(self._numbers)
+        self._open[number] = connection.requests[submit.request] = _Open(number, answer, connection, submit.request)
+        self._register.enter(number, Name(submit.public_id, submit.label, submit.owner))
+        self._send(connection, wire.Admitted(request=submit.request))  # before a step occupies the cores
+        self._order(Add(translation.request(number, submit, time.monotonic())))
+
+    def _ask(self, connection: _Connection, submit: wire.Submit) -> Permit | Refusal:
+        if not connection.greeted:
+            return Refusal(Outcome.UNAVAILABLE, "engine_unavailable", _OTHER_VERSION)
+        if self._gate is None:
+            return Refusal(Outcome.UNAVAILABLE, "engine_unavailable", "the model is being loaded; try again shortly")
+        pooled = submit.pooling is not None
+        return self._gate.ask(submit.prompts, submit.n, pooled=pooled, now=time.monotonic())
+
+    def _cancel(self, entry: _Open | None, outcome: Outcome) -> None:
+        if entry is None or entry.cancelled:
+            self._unmatched += 1  # it ended while the message was on its way
+            return
+        entry.cancelled = True
+        self._order(Cancel(entry.number, outcome))
+
+    def _finish(self, entry: _Open | None, index: int) -> None:
+        if entry is None or entry.cancelled or index in entry.finished or not 0 <= index < entry.permit.items:
+            self._unmatched += 1
+            return
+        entry.finished.add(index)
+        self._order(Finish(entry.number, index))
+
+    def _pace(self, entry: _Open | None, *, stalled: bool) -> None:
+        if entry is None or entry.cancelled or entry.stalled is stalled:
+            self._unmatched += 1
+            return
+        assert self._orders is not None
+        if self._orders.qsize() * 2 > self._orders.maxsize > 0:  # the other half is for orders that are bounded
+            raise PeerGone("it stalls and resumes without an end")
+        entry.stalled = stalled
+        self._order((Stall if stalled else Resume)(entry.number))
+
+    def _cancel_by_name(self, connection: _Connection, message: wire.CancelByName) -> None:
+        greeted = [number for number, other in self._connections.items() if other.greeted]
+        question, chosen = self._register.ask(connection.number, message, greeted, time.monotonic())
+        recall = wire.Recall(sequence=question, ids=message.ids, labels=message.labels, owner=message.owner)
+        for number in greeted:
+            self._send(self._connections[number], recall)
+        self._cancel_all(chosen)
+
+    def _cancel_all(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if not self._open[number].cancelled:
+                self._cancel(self._open[number], Outcome.ABORTED)
+        self._answer()
+
+    def _answer(self) -> None:
+        """Answer those whose requests have all ended."""
+        for question, requests in self._register.answers():
+            answer = wire.CancelledByName(sequence=question.message.sequence, requests=list(requests))
+            self._send(self._connections.get(question.asker), answer)
+
+    def _report(self, connection: _Connection, sequence: int) -> None:
+        if self._card is None or self._gate is None or self._snapshot is None:
+            return  # there is no ledger yet; who asks has a deadline
+        ledger = engine_ledger(
+            self._card, self._index, self._epoch, self._gate.snapshot(), self._snapshot, self._unmatched
+        )
+        try:
+            self._gate.audit()
+        except LedgerError:
+            logger.exception("the gate does not add up")
+            ledger = msgspec.structs.replace(ledger, conserved=False)
+        self._send(connection, wire.LedgerReply(sequence=sequence, ledger=ledger))
+
+    def _order(self, order: Order) -> None:
+        assert self._orders is not None
+        # Cannot be full: the gate bounds the requests; each means an `Add`, a `Cancel` at most, a `Finish` an item, and
+        # a few `Stall`s and `Resume`s between two steps.
+        self._orders.put_nowait(order)
+
+    def _send(self, connection: _Connection | None, message: wire.FromEngine) -> None:
+        if connection is None:
+            return  # lost while the message was on its way
+        try:
+            connection.outbox.put(message)
+        except OutboxFull as error:
+            logger.warning("connection %d: %s", connection.number, error)
+
+    async def heartbeat(self, progress: Callable[[], Progress], beat: Beat = ignore_progress) -> None:
+        """Tell every connection, and `beat`, once a second, that this thread lives and how the loop gets on."""
+        while True:
+            step, since = progress()
+            age = None if since is None else time.monotonic() - since
+            beat(step, age)
+            self._register.give_up(time.monotonic())
+            self._answer()
+            held = self._gate.snapshot().tokens if self._gate is not None else 0
+            for connection in self._connections.values():
+                self._send(connection, wire.Heartbeat(step=step, step_age=age, outstanding_tokens=held))
+            await anyio.sleep(HEARTBEAT_INTERVAL)

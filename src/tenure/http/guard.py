@@ -1,0 +1,265 @@
+"""The guard: the outermost application. It owns `receive` and the end of every request.
+
+For each HTTP request it finds the route, counts the request in, checks it (key, labels, media type, length, body),
+runs the application inside and one disconnect watcher in a task group, and counts the request out with its outcome.
+
+Owner of: the exchanges that are open, hence the load; nobody else may count. An exchange is made, opened and closed by
+one `with` block (`_counted`) of the task that serves it, so a second or a late count has no representation.
+
+The watcher waits for the connection's end where the protocol offers one (`tenure.connection`), else for
+`http.disconnect`. When the client leaves first it cancels the exchange's scope; what the application awaits in its own
+shields (the engine's acknowledgement) is over before the request counts as `client_cancelled`.
+
+Middleware inside gets a `receive` that replays the body and then waits for the exchange to be over. Neither it nor
+middleware outside is on the way between the client's leaving and the watcher."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import anyio
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tenure.api.dispatch import inner_scope, replay
+from tenure.api.operations.cancel_by_name import recall
+from tenure.config import HttpLimits, KeyRing
+from tenure.http import errors, intake, json_shape
+from tenure.http.errors import ApiError
+from tenure.http.exchange import Exchange, Stage
+from tenure.http.outlet import Outlet
+from tenure.http.protocol import CONNECTION_KEY, Connection
+from tenure.http.request_head import RequestOptions, in_origin_form, read_head
+from tenure.http.routes import Match, RouteTable
+from tenure.observe.journal import Journal, RequestCounter, Times
+from tenure.observe.reporting import Reporter
+from tenure.observe.request_summary import summary_of
+from tenure.process.ended import EndedRequests
+from tenure.wire.messages import CancelledRequest, Recall
+
+CANCEL_SECONDS = "cancel_seconds"
+REQUEST_SECONDS = "request_seconds"
+logger = logging.getLogger("tenure.api")
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSnapshot:
+    """Open work requests; disconnect watchers, and bytes of bodies, of all requests."""
+
+    open: int
+    watchers: int
+    body_bytes: int
+    draining: bool
+
+
+class Guard:
+    """ASGI application around `app`, which must end in a `Dispatcher`. It is given HTTP alone."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: RouteTable,
+        counter: RequestCounter,
+        limits: HttpLimits,
+        keys: KeyRing = KeyRing(),  # noqa: B008 -- frozen
+        root_path: str = "",
+        reporter: Reporter = Reporter(),  # noqa: B008 -- never changes
+        request_timeout: float = 0.0,
+    ) -> None:
+        self._app = app
+        self._routes = routes
+        self._counter = counter
+        self._reporter = reporter
+        self._limits = limits
+        self._keys = intake.digests(keys.keys)
+        self._root_path = root_path
+        self._request_timeout = request_timeout or None
+        self._open: set[Exchange] = set()
+        self._ended = EndedRequests()
+        self._body_bytes = 0
+        self._watchers = 0
+        self._draining: ApiError | None = None
+        self._emptied: list[anyio.Event] = []
+
+    def snapshot(self) -> GuardSnapshot:
+        work = sum(exchange.work for exchange in self._open)
+        return GuardSnapshot(
+            open=work, watchers=self._watchers, body_bytes=self._body_bytes, draining=self._draining is not None
+        )
+
+    def drain(self, reason: str) -> None:
+        """From now on new work is answered 503 with `reason`; what is open goes on."""
+        self._draining = errors.engine_unavailable(reason)
+
+    def end_open(self, reason: str) -> None:
+        """End what is open as `unavailable`: 503, or an error event in a stream."""
+        for exchange in tuple(self._open):
+            exchange.fail(errors.engine_unavailable(reason))
+            exchange.scope.cancel()
+
+    def recall(self, names: Recall) -> list[CancelledRequest]:
+        """End what is named; returns it, and what is named and has ended before."""
+        return recall(self._open, self._ended, names)
+
+    async def wait_empty(self) -> None:
+        """Return once no request of any kind is open."""
+        if self._open:
+            emptied = anyio.Event()
+            self._emptied.append(emptied)
+            await emptied.wait()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope = in_origin_form(scope)
+        match = self._match(scope["method"], scope["path"])
+        connection: Connection | None = scope.get("extensions", {}).get(CONNECTION_KEY)
+        exchange = _open_exchange(scope, match, self._counter)
+        outlet = Outlet(exchange, send, connection, self._limits.stall_timeout)
+        with self._counted(exchange):
+            await self._serve(exchange, match, scope, receive, outlet, connection)
+
+    def _match(self, method: str, path: str) -> Match | None:
+        """Find the route of a path, which a proxy has taken the prefix off or not."""
+        match = self._routes.match(method, path)
+        if match is None and self._root_path and path.startswith(self._root_path + "/"):
+            return self._routes.match(method, path.removeprefix(self._root_path))
+        return match
+
+    @contextmanager
+    def _counted(self, exchange: Exchange) -> Iterator[None]:
+        """Count an exchange in and out, whatever happens between."""
+        self._open.add(exchange)
+        if exchange.work:
+            self._counter.arrive(exchange.head.route.path)
+        try:
+            yield
+        finally:
+            self._open.remove(exchange)
+            self._body_bytes -= exchange.body_bytes
+            if exchange.work:
+                self._close_out(exchange)
+            if not self._open:
+                while self._emptied:
+                    self._emptied.pop().set()
+
+    def _close_out(self, exchange: Exchange) -> None:
+        summary = summary_of(exchange, time.monotonic())
+        exchange.journal.close(summary.outcome)
+        self._counter.leave(summary.route, summary.model, summary.outcome)
+        self._counter.observe(REQUEST_SECONDS, summary.seconds, summary.model)
+        if summary.gone_at is not None:
+            self._counter.observe(CANCEL_SECONDS, summary.ended_at - summary.gone_at, summary.model)
+        self._ended.note(CancelledRequest(exchange.head.request_id, summary.outcome, 0.0))
+        self._reporter.ended(summary)
+
+    async def _serve(
+        self,
+        exchange: Exchange,
+        match: Match | None,
+        scope: Scope,
+        receive: Receive,
+        outlet: Outlet,
+        connection: Connection | None,
+    ) -> None:
+        """Run the request and its watcher in the exchange's scope; then say what could not be said inside it."""
+        with exchange.scope:
+            async with anyio.create_task_group() as group:
+                if connection is not None:
+                    group.start_soon(self._watch_connection, exchange, connection)
+                try:
+                    self._admit(exchange, match)
+                    await self._take_body(exchange, receive)
+                    if connection is None:
+                        group.start_soon(self._watch_receive, exchange, receive)
+                    await self._app(inner_scope(scope, exchange), replay(exchange), outlet.send)
+                except intake.ClientGone:
+                    self._note_gone(exchange, connection)
+                except Exception as exc:
+                    _record_failure(exchange, exc)
+                finally:
+                    if connection is not None and connection.closed.is_set():
+                        self._note_gone(exchange, connection)  # the watcher may not have had its turn yet
+                    group.cancel_scope.cancel()
+        await outlet.settle()
+
+    def _admit(self, exchange: Exchange, match: Match | None) -> None:
+        """All that is checked of the head, in the documented order."""
+        head, headers = exchange.head, exchange.head.headers
+        if match is None:
+            raise errors.route_not_found(head.path)
+        if not match.allowed and not head.asks_options:
+            raise errors.method_not_allowed(head.method, match.allow)
+        owner = ""
+        if not head.route.open_without_key and not head.asks_options:
+            owner = intake.check_key(headers, self._keys)
+        if head.label_refusal is not None:
+            raise head.label_refusal
+        timeout = intake.shorter(intake.read_timeout(headers), self._request_timeout)
+        exchange.options = RequestOptions(intake.read_rank(headers), timeout, owner)
+        if exchange.work and self._draining is not None:
+            raise self._draining
+        if head.route.body and not head.asks_options:
+            intake.check_media_type(headers)
+            intake.check_length(headers, self._limits.max_body_bytes)
+
+    async def _take_body(self, exchange: Exchange, receive: Receive) -> None:
+        if not exchange.head.route.body or exchange.head.asks_options:
+            return
+        hold = partial(self._hold, exchange)
+        exchange.body = await intake.read_body(receive, self._limits, hold, exchange.time_left())
+        exchange.body_complete = True
+        self._reporter.received(exchange)
+        json_shape.check_shape(exchange.body, self._limits)
+
+    def _hold(self, exchange: Exchange, size: int) -> None:
+        """RequestSummary for bytes of a body; they are let go of when the exchange ends."""
+        if self._body_bytes + size > self._limits.max_open_body_bytes:
+            raise errors.too_many_bodies(self._limits.max_open_body_bytes)
+        self._body_bytes += size
+        exchange.body_bytes += size
+
+    async def _watch_connection(self, exchange: Exchange, connection: Connection) -> None:
+        with self._watching():
+            await connection.closed.wait()
+            self._end_gone(exchange, connection)
+
+    async def _watch_receive(self, exchange: Exchange, receive: Receive) -> None:
+        with self._watching():
+            try:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+            except Exception:
+                logger.exception("request %s: receive failed; taken as a disconnect", exchange.head.request_id)
+            self._end_gone(exchange, None)
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        self._watchers += 1
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+
+    def _end_gone(self, exchange: Exchange, connection: Connection | None) -> None:
+        if exchange.stage is not Stage.FINISHED:  # else the handler tidies up, and nobody waits for it
+            self._note_gone(exchange, connection)
+            exchange.scope.cancel()
+
+    def _note_gone(self, exchange: Exchange, connection: Connection | None) -> None:
+        if connection is not None and connection.refusal is not None:
+            exchange.note_refusal(connection.refusal)
+        exchange.leave(time.monotonic())
+
+
+def _open_exchange(scope: Scope, match: Match | None, counter: RequestCounter) -> Exchange:
+    head = read_head(scope, match, time.monotonic())
+    journal = Journal(counter, Times(head.received_at))
+    return Exchange(head, journal, work=head.route.work and not head.asks_options)
+
+
+def _record_failure(exchange: Exchange, exc: Exception) -> None:
+    known = exc if isinstance(exc, ApiError) else None
+    if known is None:
+        logger.error("request %s failed", exchange.head.request_id, exc_info=exc)
+    exchange.fail(known or errors.internal_error())

@@ -1,0 +1,1 @@
+"""The execution of a step: batch, slots, heads, sampler."""

@@ -1,0 +1,58 @@
+"""Carries out the steps of a model that reads each text in one piece: one packed batch, one answer for each text.
+
+Nothing is kept from step to step: a plan brings every text whole, as the `Start` of its row. A text whose answer is not
+finite, or an embedding of zeros, fails alone.
+"""
+
+import torch
+
+from tenure.core.plan import Row, Start, StepPlan, StepResult
+from tenure.errors import InternalError
+from tenure.layers.texts import pack_texts
+from tenure.model_runner.pooled_row import pooled_row
+from tenure.model_runner.step_results import StepResults
+from tenure.models.base import EncoderModel
+from tenure.pooling import PoolingParams
+
+
+class EncoderRunner:
+    """Runs plans on an encoder in this process. Not for use by several threads at once."""
+
+    def __init__(self, model: EncoderModel) -> None:
+        self._model = model
+        self._results = StepResults()
+
+    def launch(self, plan: StepPlan) -> None:
+        """Carry out a plan. One that does not bring each of its texts whole raises `InternalError`."""
+        self._results.check_room(plan)
+        starts = [_start_of(row, start) for row, start in zip(plan.rows, plan.starts, strict=True)]
+        batch = pack_texts(
+            [start.tokens for start in starts],
+            [start.first_segment for start in starts],
+            self._model.device,
+            [start.unattended for start in starts],
+        )
+        wanted = [_pooling(start) for start in starts]
+        with torch.inference_mode():
+            answers = self._model.pool(batch, wanted)
+        results = [
+            pooled_row(row, answer, one.task) for row, answer, one in zip(plan.rows, answers, wanted, strict=True)
+        ]
+        self._results.add(StepResult(plan.number, results))
+
+    def land(self) -> StepResult:
+        """The result of the oldest launched plan: one entry per row, in the plan's order."""
+        return self._results.take()
+
+
+def _start_of(row: Row, start: Start) -> Start:
+    whole = (start.slot, start.generation, 0, len(start.tokens))
+    if (row.slot, row.generation, row.start, row.count) != whole:
+        raise InternalError(f"{row} is not the whole of {start}")
+    return start
+
+
+def _pooling(start: Start) -> PoolingParams:
+    if start.pooling is None:
+        raise InternalError("a text that is to be continued came to a model that only reads")
+    return start.pooling

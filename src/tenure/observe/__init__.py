@@ -1,0 +1,1 @@
+"""What the server tells of itself: counters, metrics, journals of requests, logs, spans."""

@@ -1,0 +1,121 @@
+"""What is told of a work request once it is over: one value, from which the log line and the span are made."""
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tenure.http.exchange import Exchange
+from tenure.observe.journal import Asked, Times, Tokens
+from tenure.outcomes import Outcome
+
+CLIENT_CLOSED_REQUEST = 499
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSummary:
+    """A request that is over. Times are monotonic seconds; `clock_offset` added to one gives seconds since 1970."""
+
+    request_id: str
+    label: str
+    method: str
+    route: str
+    model: str
+    outcome: Outcome
+    status: int
+    """What was answered; 499 when the client had left."""
+    code: str
+    """Of the error; empty without one."""
+    times: Times
+    gone_at: float | None
+    ended_at: float
+    clock_offset: float
+    tokens: Tokens
+    asked: Asked
+    finish_reasons: tuple[str, ...]
+    trace_headers: dict[str, str]
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_at - self.times.received
+
+    @property
+    def started_at(self) -> float | None:
+        """When the first step with a row of it began, by the engine's word."""
+        if self.times.admitted is None or self.times.queue_seconds is None:
+            return None
+        started = self.times.admitted + self.times.queue_seconds
+        # This process may have read that it was admitted late, together with the first output.
+        return started if self.times.first_output is None else min(started, self.times.first_output)
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        return None if self.times.first_token is None else self.times.first_token - self.times.received
+
+    def stages(self) -> dict[str, float]:
+        """Seconds that it spent in each stage that it came to; those of a request with one generation add up."""
+        marks = [
+            ("received", self.times.received),
+            ("queued", self.times.admitted),
+            ("prefill", self.started_at),
+            ("answering", self.times.first_output),
+            ("ending", self.times.released),
+        ]
+        reached = [(name, at) for name, at in marks if at is not None]
+        until = [at for _, at in reached[1:]] + [self.ended_at]
+        return {name: round(max(0.0, end - at), 6) for (name, at), end in zip(reached, until, strict=True)}
+
+
+def summary_of(exchange: Exchange, now: float) -> RequestSummary:
+    """The summary of an exchange that is over."""
+    head, journal, outcome = exchange.head, exchange.journal, exchange.outcome()
+    return RequestSummary(
+        request_id=head.request_id,
+        label=head.label,
+        method=head.method,
+        route=head.route.path,
+        model=journal.model,
+        outcome=outcome,
+        status=CLIENT_CLOSED_REQUEST if outcome is Outcome.CLIENT_CANCELLED else exchange.status,
+        code=exchange.error.code if exchange.error is not None else "",
+        times=journal.times,
+        gone_at=exchange.gone_at,
+        ended_at=now,
+        clock_offset=time.time() - time.monotonic(),
+        tokens=journal.tokens,
+        asked=journal.asked,
+        finish_reasons=tuple(journal.finish_reasons),
+        trace_headers={name: head.headers[name] for name in ("traceparent", "tracestate") if name in head.headers},
+    )
+
+
+def log_fields(summary: RequestSummary) -> dict[str, Any]:
+    """What the structured log says of a request."""
+    return {
+        "id": summary.request_id,
+        "label": summary.label,
+        "route": summary.route,
+        "model": summary.model,
+        "status": summary.status,
+        "outcome": summary.outcome.value,
+        "code": summary.code,
+        "seconds": round(summary.seconds, 6),
+        "first_token_seconds": summary.first_token_seconds,
+        "stages": summary.stages(),
+        "prompt_tokens": summary.tokens.prompt,
+        "cached_tokens": summary.tokens.cached,
+        "output_tokens": summary.tokens.output,
+    }
+
+
+def log_text(summary: RequestSummary) -> str:
+    """The same as a line of text."""
+    first = "-" if summary.first_token_seconds is None else f"{summary.first_token_seconds:.3f}"
+    stages = ",".join(f"{name}:{seconds:.3f}" for name, seconds in summary.stages().items())
+    tokens = summary.tokens
+    return (
+        f"request {summary.request_id} label={json.dumps(summary.label)} route={summary.route} "
+        f"model={summary.model or '-'} status={summary.status} outcome={summary.outcome} seconds={summary.seconds:.3f} "
+        f"first_token={first} stages={stages} prompt_tokens={tokens.prompt} cached_tokens={tokens.cached} "
+        f"output_tokens={tokens.output}"
+    )

@@ -1,0 +1,136 @@
+"""The same figures under vLLM's names, so that its dashboards and the inference gateways of Kubernetes find them.
+
+What vLLM counts and does not exist here (adapters in use, multimodal caches, speculative drafts) is left out, but for
+`lora_requests_info`, which gateways look for, and `engine_sleep_state`, without which a dashboard takes an engine for
+down: they truly say that there is no adapter, and that an engine that answers is awake.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from tenure.observe.metric_table import Kind
+from tenure.observe.metrics import Readings, Sample, engine_labels, family
+from tenure.outcomes import Outcome
+from tenure.wire.messages import EngineLedger, HistogramCounts
+
+_LABELS = ("model_name", "engine")
+_G, _C, _H = Kind.GAUGE, Kind.COUNTER, Kind.HISTOGRAM
+_ENDED_BY = {
+    "abort": (Outcome.CLIENT_CANCELLED, Outcome.ABORTED, Outcome.DEADLINE, Outcome.STALLED),
+    "error": (Outcome.ENGINE_ERROR, Outcome.KV_LOST, Outcome.WORKER_LOST),
+}
+
+
+class _EngineFigure(NamedTuple):
+    name: str
+    kind: Kind
+    text: str
+    read: Callable[[EngineLedger], float | HistogramCounts]
+
+
+def _usage(engine: EngineLedger) -> float:
+    blocks = engine.blocks
+    return (blocks.leased + blocks.quarantined) / blocks.total if blocks.total else 0.0
+
+
+def _waiting(engine: EngineLedger) -> int:
+    return engine.items.waiting + engine.items.preempted
+
+
+_ENGINE_FIGURES = (
+    _EngineFigure("num_requests_running", _G, "Sequences that run.", lambda e: e.items.running + e.items.stalled),
+    _EngineFigure("num_requests_waiting", _G, "Sequences that wait.", lambda e: _waiting(e) + e.items.fetching_kv),
+    _EngineFigure("kv_cache_usage_perc", _G, "Share of KV blocks in use, 0 to 1.", _usage),
+    _EngineFigure("prompt_tokens_total", _C, "Tokens of prompts.", lambda e: e.figures.prompt_tokens),
+    _EngineFigure("prompt_tokens_cached_total", _C, "Of these found in the cache.", lambda e: e.tokens.cached),
+    _EngineFigure("generation_tokens_total", _C, "Tokens sampled.", lambda e: e.tokens.sampled),
+    _EngineFigure("num_preemptions_total", _C, "Preemptions.", lambda e: e.preemptions),
+    _EngineFigure("prefix_cache_queries_total", _C, "Tokens looked up.", lambda e: e.figures.queried_tokens),
+    _EngineFigure("prefix_cache_hits_total", _C, "Tokens found.", lambda e: e.tokens.cached),
+    _EngineFigure("request_queue_time_seconds", _H, "Time in the queue.", lambda e: e.figures.queue_seconds),
+    _EngineFigure("request_prefill_time_seconds", _H, "Time in prefill.", lambda e: e.figures.prefill_seconds),
+    _EngineFigure("request_decode_time_seconds", _H, "Time in decode.", lambda e: e.figures.decode_seconds),
+    _EngineFigure("request_inference_time_seconds", _H, "Time in steps.", lambda e: e.figures.inference_seconds),
+    _EngineFigure("iteration_tokens_total", _H, "Tokens in a step.", lambda e: e.figures.step_tokens),
+)
+_API_FIGURES = {
+    "time_to_first_token_seconds": ("time_to_first_token_seconds", "Time to the first token."),
+    "inter_token_latency_seconds": ("inter_token_seconds", "Time between outputs of a sequence."),
+    "e2e_request_latency_seconds": ("request_seconds", "Time from arrival to end."),
+    "request_prompt_tokens": ("request_prompt_tokens", "Prompt tokens of a request."),
+    "request_generation_tokens": ("request_output_tokens", "Output tokens of a request."),
+    "request_max_num_generation_tokens": ("request_longest_output_tokens", "Output tokens of its longest sequence."),
+    "request_prefill_kv_computed_tokens": ("request_computed_prompt_tokens", "Prompt tokens not found in the cache."),
+    "request_time_per_output_token_seconds": ("request_token_seconds", "Time of an output token but the first, mean."),
+    "request_params_n": ("request_choices", "The `n` of a request."),
+    "request_params_max_tokens": ("request_max_tokens", "The `max_tokens` of a request."),
+}
+"""vLLM's name, the name in the counters of the API processes, and a text."""
+
+
+def vllm_families(readings: Readings) -> Iterator[Metric]:
+    """Families `vllm:*` with true values."""
+    engines = readings.answering
+    for name, kind, text, read in _ENGINE_FIGURES:
+        samples: list[Sample] = [(engine_labels(engine), read(engine)) for engine in engines]
+        yield family(kind, f"vllm:{name}", text, _LABELS, samples)
+    for name, (counted, text) in _API_FIGURES.items():
+        models = readings.http.histograms.get(counted, {})
+        measured: list[Sample] = [((model, "0"), counts) for model, counts in models.items() if model]
+        yield family(_H, f"vllm:{name}", text, _LABELS, measured)
+    yield _waiting_by_reason(engines)
+    yield _sleep_state(engines)
+    yield _request_success(readings)
+    yield _cache_config(readings)
+    yield _lora_requests()
+
+
+def _waiting_by_reason(engines: list[EngineLedger]) -> Metric:
+    samples: list[Sample] = []
+    for engine in engines:
+        samples.append(((*engine_labels(engine), "capacity"), _waiting(engine)))
+        samples.append(((*engine_labels(engine), "deferred"), engine.items.fetching_kv))
+    return family(_G, "vllm:num_requests_waiting_by_reason", "Why sequences wait.", (*_LABELS, "reason"), samples)
+
+
+def _sleep_state(engines: list[EngineLedger]) -> Metric:
+    states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+    samples: list[Sample] = [
+        ((*engine_labels(engine), state), value) for engine in engines for state, value in states.items()
+    ]
+    return family(_G, "vllm:engine_sleep_state", "An engine that answers is awake.", (*_LABELS, "sleep_state"), samples)
+
+
+def _request_success(readings: Readings) -> Metric:
+    samples: list[Sample] = [
+        ((*engine_labels(engine), reason), count)
+        for engine in readings.answering
+        for reason, count in engine.finish_reasons.items()
+    ]
+    for model in dict.fromkeys(engine.model for engine in readings.engines):
+        for reason, outcomes in _ENDED_BY.items():
+            rows = [row.count for row in readings.http.by_model if row.model == model and row.outcome in outcomes]
+            samples.append(((model, "0", reason), sum(rows)))
+    text = "Sequences by finish reason; for abort and error requests."
+    return family(_C, "vllm:request_success_total", text, (*_LABELS, "finished_reason"), samples)
+
+
+def _cache_config(readings: Readings) -> Metric:
+    cards = {card.name: card for card in readings.cards}
+    samples: list[Sample] = [
+        ((*engine_labels(engine), str(card.block_size), str(card.num_blocks), card.dtype), 1)
+        for engine in readings.answering
+        if (card := cards.get(engine.model)) is not None
+    ]
+    labels = (*_LABELS, "block_size", "num_gpu_blocks", "cache_dtype")
+    return family(_G, "vllm:cache_config_info", "Always 1; the shape of the KV cache.", labels, samples)
+
+
+def _lora_requests() -> Metric:
+    labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+    made = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use: there are none.", labels=labels)
+    made.add_metric(("0", "", ""), time.time())
+    return made

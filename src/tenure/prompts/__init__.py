@@ -1,0 +1,1 @@
+"""From what callers send to token ids: conversations, templates, pairs, long texts; and the rules for them."""

@@ -1,0 +1,38 @@
+"""Who has reported that it is ready, and whether that is everyone.
+
+Owner of: the cards of the engines, the API processes that serve. Every change comes from a child's report or its death.
+"""
+
+from collections.abc import Callable, Sequence
+
+from tenure.wire.messages import ModelCard
+
+
+class Readiness:
+    """`complete` is called with the engines' cards when all are ready, and again after each loss of an API process."""
+
+    def __init__(self, engines: int, workers: int, complete: Callable[[Sequence[ModelCard]], None]) -> None:
+        self._engines = engines
+        self._workers = workers
+        self._complete = complete
+        self._cards: dict[int, ModelCard] = {}
+        self._serving: set[int] = set()
+        self._told = False
+
+    def loaded(self, engine: int, card: ModelCard) -> None:
+        """An API process may say that every model is ready before the last engine's own words have been read."""
+        self._cards[engine] = card
+        self._tell()
+
+    def serves(self, worker: int) -> None:
+        self._serving.add(worker)
+        self._tell()
+
+    def left(self, worker: int) -> None:
+        self._serving.discard(worker)
+        self._told = False
+
+    def _tell(self) -> None:
+        if not self._told and len(self._cards) == self._engines and len(self._serving) == self._workers:
+            self._told = True
+            self._complete([self._cards[engine] for engine in range(self._engines)])

@@ -1,0 +1,142 @@
+"""A request that overflows fails alone, and at once: whoever gets its blocks, from the cache or as free ones, is sound.
+
+Greedy text of a small random decoder through scheduler and runner. What it stores of one token can be made to
+overflow after the step's hidden states are computed, so that these are finite.
+"""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from tenure.core.budget import StepBudget
+from tenure.core.limits import Limits
+from tenure.core.request import Request
+from tenure.core.scheduler import Scheduler
+from tenure.kv.cache import KVCache
+from tenure.layers.batch import PackedBatch
+from tenure.model_runner.decoder_runner import UNSOUND, DecoderRunner
+from tenure.model_runner.sampler import Sampler
+from tenure.model_runner.sampling_head import SamplingHead
+from tenure.models.base import LoadedModel
+from tenure.models.loader import load
+from tenure.outcomes import Outcome
+from tenure.sampling import SamplingParams
+from tests.models.greedy import BLOCK_SIZE, make_cache
+from tests.models.tiny import save_tiny
+
+NUM_BLOCKS = 5
+CHUNK = 24
+FATAL = 150
+KEY, VALUE = 0, 1
+FIRST = [5, 9, 2, FATAL, *range(3, 39)]
+"""Overflows in its first piece of two, in the block that this completes."""
+SECOND = [*range(3, 40), FATAL, 7, 8]
+"""Overflows in its second piece; the first completes a block."""
+UNRELATED = [*range(70, 136)]
+"""Takes every block. The last one is hardly begun: the rest of it is as its last owner left it."""
+
+
+class Overflowing:
+    """A model whose key or value (`part`) of the token FATAL is infinite in its last layer, while it is `hot`."""
+
+    def __init__(self, model: LoadedModel, part: int) -> None:
+        self.hot = False
+        self._model = model
+        self._part = part
+
+    def forward(self, batch: PackedBatch, cache: KVCache) -> Tensor:
+        hidden_TD = self._model.forward(batch, cache)
+        if self.hot:
+            slots = batch.slot_mapping_T[batch.token_ids_T == FATAL]
+            cache.layers[-1][slots // BLOCK_SIZE, self._part, :, slots % BLOCK_SIZE] = -torch.inf
+        return hidden_TD
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        return self._model.logits(hidden_RD)
+
+
+class Engine:
+    """Scheduler and runner in one thread; a step takes `CHUNK` tokens of a prompt."""
+
+    def __init__(self, model: LoadedModel, part: int = KEY) -> None:
+        limits = Limits(max_model_len=80, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_slots=4)
+        self.model = Overflowing(model, part)
+        self.scheduler = Scheduler(limits)
+        head = SamplingHead(self.model, Sampler())
+        cache = make_cache(model, NUM_BLOCKS)
+        self._runner = DecoderRunner(self.model, cache, head, limits.num_slots, limits.max_model_len)
+        self._numbers = 0
+
+    def run(self, prompts: Sequence[list[int]], max_tokens: int = 8) -> tuple[list[Request], list[list[int]]]:
+        """Requests that run together, and their texts."""
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        requests = [Request(self._numbers + number, [prompt], sampling) for number, prompt in enumerate(prompts, 1)]
+        self._numbers += len(prompts)
+        texts: dict[int, list[int]] = {request.number: [] for request in requests}
+        for request in requests:
+            self.scheduler.add(request)
+        while (plan := self.scheduler.plan(StepBudget(tokens=CHUNK))) is not None:
+            self._runner.launch(plan)
+            for output in self.scheduler.land(self._runner.land()).outputs:
+                assert output.token is not None
+                texts[output.request].append(output.token)
+        self.scheduler.audit()
+        return requests, list(texts.values())
+
+    def fail(self, prompt: list[int]) -> int:
+        """Run a prompt that overflows, and no other; in how many steps it has failed."""
+        before = self.scheduler.counts.steps
+        self.model.hot = True
+        [request], [text] = self.run([prompt])
+        self.model.hot = False
+        assert (request.outcome, request.message) == (Outcome.ENGINE_ERROR, UNSOUND)
+        assert text == []
+        return self.scheduler.counts.steps - before
+
+    def sound(self, prompt: list[int]) -> list[int]:
+        """The text of a prompt, which ends well."""
+        [request], [text] = self.run([prompt])
+        assert request.outcome is Outcome.OK
+        return text
+
+
+@pytest.fixture(scope="module", params=["torch", None], ids=["torch's attention", "the best attention"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    source, _ = save_tiny("llama3-rope", tmp_path_factory.mktemp("tiny"))
+    return load(source, attention=request.param)
+
+
+parts = pytest.mark.parametrize("part", [KEY, VALUE], ids=["key", "value"])
+
+
+@parts
+@pytest.mark.parametrize(("prompt", "steps", "cached"), [(FIRST, 1, 0), (SECOND, 2, BLOCK_SIZE)], ids=["1st", "2nd"])
+def test_the_same_beginning_is_found_again_as_far_as_it_was_sound(
+    model: LoadedModel, part: int, prompt: list[int], steps: int, cached: int
+) -> None:
+    expected = Engine(model).sound(prompt)
+    engine = Engine(model, part)
+    assert engine.fail(prompt) == steps
+    assert engine.sound(prompt) == expected
+    assert engine.scheduler.counts.cached == cached
+
+
+@parts
+@pytest.mark.parametrize("prompt", [FIRST, SECOND], ids=["1st", "2nd"])
+def test_an_unrelated_request_that_gets_the_blocks_is_sound(model: LoadedModel, part: int, prompt: list[int]) -> None:
+    expected = Engine(model).sound(UNRELATED)
+    engine = Engine(model, part)
+    engine.fail(prompt)
+    assert engine.sound(UNRELATED) == expected
+
+
+def test_an_overflow_concerns_none_that_run_beside_it(model: LoadedModel) -> None:
+    neighbour = [80, 81, 82, 83, 84]
+    expected = Engine(model).sound(neighbour)
+    engine = Engine(model)
+    engine.model.hot = True
+    requests, texts = engine.run([neighbour, FIRST])
+    assert [request.outcome for request in requests] == [Outcome.OK, Outcome.ENGINE_ERROR]
+    assert texts == [expected, []]
