@@ -105,6 +105,28 @@ def test_a_folder_and_a_file(tmp_path: Path) -> None:
     assert resolve_source(str(tmp_path)).path == tmp_path / "other.gguf"
 
 
+def test_a_gguf_file_is_known_by_its_content_and_a_model_by_the_name_that_was_given(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    blob = tmp_path / "blobs" / "sha256-1f.3c"
+    blob.write_bytes(b"GGUF\3\0\0\0")
+    (tmp_path / "tiny-q4.GGUF").symlink_to(blob)
+    (tmp_path / "release-7").mkdir()
+    (tmp_path / "release-7" / "config.json").write_text("{}")
+    (tmp_path / "current").symlink_to(tmp_path / "release-7")
+    assert resolve_source(str(blob)) == ResolvedSource(SourceKind.GGUF, blob, "sha256-1f.3c")
+    assert resolve_source(str(tmp_path / "tiny-q4.GGUF")) == ResolvedSource(SourceKind.GGUF, blob, "tiny-q4")
+    # The target, so that a link that moves on does not change the model of an engine that is started again.
+    assert resolve_source(f"{tmp_path}/current/") == ResolvedSource(
+        SourceKind.FOLDER, tmp_path / "release-7", "current"
+    )
+
+
+def test_a_file_of_another_kind_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"PK\3\4")
+    with pytest.raises(CallerError, match=r"model\.bin: not a GGUF file"):
+        resolve_source(str(tmp_path / "model.bin"))
+
+
 @pytest.mark.parametrize(
     "source", ["", "no-such-alias", "/no/such/path", "a/b/c", "../up", "org/..", "org/x:../y.gguf"]
 )

@@ -6,6 +6,7 @@ Used by API processes (tokenizer, chat template) and engines (weights) alike, so
 import glob
 import importlib.util
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -49,6 +50,7 @@ ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
     }
 )
 
+GGUF_MAGIC = b"GGUF"
 HUB_PATTERNS = ("*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*.txt")
 
 
@@ -83,6 +85,27 @@ def installed_aliases() -> list[str]:
     return found
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: `model.safetensors`, else those of its index, else all that there are.
+
+    An index beside the whole is out of date. Raises ResourceError, naming the index, for one that cannot be followed.
+    """
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file() or not index.is_file():
+        return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ResourceError(f"{index}: not a readable index of weights") from error
+    for name in names:
+        # A name with a folder in it could point anywhere on this machine.
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ResourceError(f"{index}: {name!r} is not the name of a file in this folder")
+        if not (folder / name).is_file():
+            raise ResourceError(f"{index}: the file {name} that it names is not there")
+    return [folder / name for name in names]
+
+
 def _packaged(alias: str, packaged: PackagedModel) -> ResolvedSource:
     folder = _package_folder(packaged.package)
     if folder is None:
@@ -105,17 +128,30 @@ def _package_folder(package: str) -> Path | None:
 
 
 def _local(path: Path) -> ResolvedSource:
-    path = path.resolve()
+    """The model at a path, under the name that the path has: links are followed, but do not name it."""
+    named, path = Path(os.path.abspath(path)), path.resolve()
     if path.is_dir():
         if (path / "config.json").is_file():
-            return ResolvedSource(SourceKind.FOLDER, path, path.name)
+            return ResolvedSource(SourceKind.FOLDER, path, named.name)
         files = sorted(path.glob("*.gguf"))
         if len(files) == 1:
-            return ResolvedSource(SourceKind.GGUF, files[0], files[0].stem)
+            return _local(files[0])
         raise CallerError(f"{path}: a model folder needs a config.json (or exactly one .gguf file)")
-    if path.suffix.lower() == ".gguf":
-        return ResolvedSource(SourceKind.GGUF, path, path.stem)
-    raise CallerError(f"{path}: not a .gguf file, and not a folder")
+    by_suffix = named.suffix.lower() == ".gguf"
+    if by_suffix or _starts_as_gguf(path):
+        return ResolvedSource(SourceKind.GGUF, path, named.stem if by_suffix else named.name)
+    raise CallerError(f"{named}: not a GGUF file, and not a folder")
+
+
+def _starts_as_gguf(path: Path) -> bool:
+    # Opening a pipe would block; caches keep their files without a suffix.
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    except OSError as error:
+        raise ResourceError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _looks_like_hub_id(source: str) -> bool:
@@ -171,13 +207,9 @@ def _require_complete(folder: Path, repository: str) -> None:
     """Offline, the hub library hands out whatever part of a repository it has."""
     if not (folder / "config.json").is_file():
         raise CallerError(f"{repository} holds no config.json; for a GGUF file write {repository}:filename.gguf")
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ResourceError(f"{index}: not a readable index of weights") from error
-        if not all((folder / str(name)).is_file() for name in names):
-            raise ResourceError(_offline(repository))
-    elif not any(folder.glob("*.safetensors")):
+    try:
+        files = weight_files(folder)
+    except ResourceError as error:
+        raise ResourceError(f"{_offline(repository)} ({error})") from error
+    if not files:
         raise CallerError(f"{repository} holds no safetensors weights; other formats are not loaded")

@@ -26,7 +26,7 @@ from tenure.text.pairs import PairTemplate
 from tenure.text.special_tokens import Frame
 from tenure.wire.messages import Ended, ItemOutput, ModelCard, Submit
 
-BEGIN, END, VOCABULARY = 256, 257, 260
+BEGIN, END, WITHOUT_TOKEN, VOCABULARY = 256, 257, 258, 260
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 
@@ -35,9 +35,10 @@ def no_stop() -> None: ...
 
 
 class ByteTokenizer:
-    """One token per byte; 256 begins and 257 ends a text, 258 and 259 have no text."""
+    """One token per byte; 256 begins and 257 ends a text, 258 is no token, 259 has no text."""
 
     vocabulary_size = VOCABULARY
+    without_token = frozenset({WITHOUT_TOKEN})
     eos_token_ids = (END,)
     truncation_side = "right"
     chat_template = TEMPLATE

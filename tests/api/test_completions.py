@@ -212,6 +212,7 @@ def test_an_empty_text_is_normal_where_the_tokenizer_begins_it():
         [[1.5]],
         [-1],
         [260],
+        [258],
         [[260]],
         [None],
     ],

@@ -100,7 +100,8 @@ def test_a_text_without_tokens_is_refused_alone_and_in_a_batch(given, place):
 
 
 @pytest.mark.parametrize(
-    ("given", "place"), [([[5], [260]], "input[1][0]"), ([5, -1], "input[1]"), ([1.5], "input[0]")]
+    ("given", "place"),
+    [([[5], [260]], "input[1][0]"), ([5, 258], "input[1]"), ([5, -1], "input[1]"), ([1.5], "input[0]")],
 )
 def test_an_id_that_is_none_is_named(rig, given, place):
     assert place in assert_refused(rig, rig.post(PATH, {"input": given}))["message"]

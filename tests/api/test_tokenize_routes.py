@@ -81,7 +81,7 @@ def test_the_way_back(rig):
     assert rig.counts.arrivals == 0
 
 
-@pytest.mark.parametrize("tokens", [None, "a", [260], [-1], [1.5], ["a"], [True], [[1]], [10**30]])
+@pytest.mark.parametrize("tokens", [None, "a", [260], [258], [-1], [1.5], ["a"], [True], [[1]], [10**30]])
 def test_detokenize_refuses_what_is_no_token(rig, tokens):
     assert "tokens" in assert_refused(rig, rig.post("/detokenize", {"tokens": tokens}))["param"]
 

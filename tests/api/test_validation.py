@@ -39,7 +39,7 @@ BOTH = [
     ("best_of", [1], [0, 2, 100000, 1.5]),
     ("seed", [0, -1, INT64, -(2**63)], [2**63, -(2**63) - 1, 1.5, "1", 10**40]),
     ("stop", ["a", ["a"], ["a", "b", "c", "d"], []], ["", [""], ["a", ""], ["a"] * 5, 1, [1], {"a": 1}]),
-    ("stop_token_ids", [[], [0], [259], [7.0]], [[260], [-1], ["a"], [1.5], 3, [True], [10**30], [0] * 261]),
+    ("stop_token_ids", [[], [0], [259], [7.0]], [[260], [258], [-1], ["a"], [1.5], 3, [True], [10**30], [0] * 261]),
     ("include_stop_str_in_output", [True, False], [1, "true"]),
     ("ignore_eos", [True, False], [1, "true", 0]),
     ("min_tokens", [0, 1, 4.0], [-1, 6, 1.5, "1", 10**30]),
@@ -48,10 +48,10 @@ BOTH = [
     (
         "logit_bias",
         [{}, {"1": 5}, {"259": -100.0}, {"0": 1000}],
-        [{"260": 1}, {"-1": 1}, {"a": 1}, {"1": "x"}, [1], {"1": None}, TOO_MANY_BIASES],
+        [{"260": 1}, {"258": 1}, {"-1": 1}, {"a": 1}, {"1": "x"}, [1], {"1": None}, TOO_MANY_BIASES],
     ),
     ("bad_words", [[], ["a"], ["two words"], ["x" * 1024]], [[""], [" "], "a", [1], ["a"] * 129, ["x" * 1025]]),
-    ("allowed_token_ids", [[1], [0, 259]], [[], [260], [-1], ["a"], 5, [0] * 261]),
+    ("allowed_token_ids", [[1], [0, 259]], [[], [260], [258], [-1], ["a"], 5, [0] * 261]),
     ("truncate_prompt_tokens", [-1, 1, 2048], [-2, 0, 2049, 1.5, "1", 10**30]),
     ("truncation_side", ["left", "right"], ["middle", "", 1]),
     ("prompt_logprobs", [0, 1, 20], [21, -1, -2, 10**9, 1.5, True]),
@@ -479,6 +479,11 @@ def test_nothing_of_a_long_body_is_tokenised_on_the_event_loop(ask):
 )
 def test_lists_and_words_beyond_a_limit_are_told_the_limit(rig, fields, limit):
     assert f"at most {limit}" in assert_refused(rig, rig.complete(**fields))["message"]
+
+
+def test_an_id_between_those_of_tokens_that_is_none_is_refused_by_name(rig):
+    error = assert_refused(rig, rig.complete(logprobs=1, logprob_token_ids=[257, 258]))
+    assert "`logprob_token_ids[1]` is not a token" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_served_model_names(model: str) -> None:
         ([""], [], "a model source is needed"),
         (["/no/such.gguf"], [], "no model at '/no/such.gguf'"),
         (["/"], [], "needs a config.json"),
-        (["/proc/self/status"], [], "not a .gguf file"),
+        (["/proc/self/status"], [], "not a GGUF file"),
     ],
 )
 def test_models_that_cannot_be_meant(model: str, models: list[str], served: list[str], words: str) -> None:

@@ -1,6 +1,8 @@
 """Which runner and which head a model gets, by what it is used for."""
 
 import json
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +28,14 @@ NO, YES = 40, 77
 def saved(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("decoder")
     _, reference = save_tiny("qwen3", folder)
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"no": NO, "yes": YES}}}))
+    write_vocabulary(folder, range(199))
     return folder, reference
+
+
+def write_vocabulary(folder: Path, ids: Iterable[int]) -> None:
+    words = {NO: "no", YES: "yes"}
+    vocabulary = {words.get(index, f"t{index}"): index for index in ids}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
 
 
 def make_engine(folder: Path, task: str | None, **fields) -> Engine:
@@ -36,9 +44,9 @@ def make_engine(folder: Path, task: str | None, **fields) -> Engine:
         return assemble(EngineConfig(model=choice, max_num_seqs=2, kv_cache_memory=0.01, **fields))
 
 
-def answer(engine: Engine, pooling: PoolingParams | None, max_tokens: int = 0):
+def answer(engine: Engine, pooling: PoolingParams | None, max_tokens: int = 0, temperature: float = 0.0):
     """The outputs and the outcome of a request for TEXT."""
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
     request = Request(1, [TEXT], sampling, pooling=pooling)
     engine.scheduler.add(request)
     outputs = []
@@ -56,6 +64,24 @@ def test_a_decoder_with_no_task_generates(saved):
         expected = int(reference(torch.tensor([TEXT])).logits[0, -1].argmax())
     outputs, _ = answer(engine, None, max_tokens=1)
     assert ([output.token for output in outputs], engine.card.tasks) == ([expected], ("generate",))
+
+
+def test_rows_without_a_token_are_never_drawn(saved, tmp_path):
+    folder, reference = saved
+    with torch.inference_mode():
+        ranked = reference(torch.tensor([TEXT])).logits[0, -1].argsort(descending=True).tolist()
+    # The best have no token: some lie between tokens, some behind the last; two have one in the other file alone.
+    known = sorted(set(range(190)) - set(ranked[:40]) | {ranked[30]})
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    write_vocabulary(tmp_path, set(known) - {ranked[30]})
+    late = {str(ranked[30]): {"content": "<late>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": late}))
+    engine = make_engine(tmp_path, None)
+    outputs, _ = answer(engine, None, max_tokens=1)
+    assert [output.token for output in outputs] == [ranked[30]]
+    drawn, _ = answer(engine, None, max_tokens=150, temperature=2.0)
+    assert {output.token for output in drawn} <= set(known)
+    assert engine.card.vocabulary_size == max(known) + 1
 
 
 def test_a_decoder_told_to_score_answers_with_the_words_of_its_vocabulary(saved):

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tenure.errors import ResourceError
+from tenure.pooling import PoolingParams, PoolingTask
 from tenure.source import ResolvedSource, SourceKind
-from tests.models.tiny_encoders import edit_json, load_own, save_encoder
+from tests.models.tiny_encoders import edit_json, load_own, run, save_encoder
 
 
 def without(name: str) -> Callable[[Path], None]:
@@ -58,6 +59,20 @@ def test_damaged_folders(damage: Callable[[Path], object], message: str, tmp_pat
     with pytest.raises(ResourceError, match=message) as caught:
         load_own(source)
     assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(("head", "prefix"), [("Model", ""), ("ForSequenceClassification", "bert.")])
+def test_the_old_names_of_norms_are_known(head: str, prefix: str, tmp_path: Path) -> None:
+    source, _ = save_encoder("Bert", tmp_path, head)
+    task = PoolingTask.EMBED if head == "Model" else PoolingTask.CLASSIFY
+    texts = [[5, 6, 7]]
+    expected = run(load_own(source), texts, PoolingParams(task=task))
+    weights = load_file(tmp_path / "model.safetensors")
+    for new, old in (("weight", "gamma"), ("bias", "beta")):
+        weights = {name.replace(f"LayerNorm.{new}", f"LayerNorm.{old}"): w for name, w in weights.items()}
+    assert f"{prefix}embeddings.LayerNorm.gamma" in weights
+    save_file(weights, tmp_path / "model.safetensors")
+    torch.testing.assert_close(run(load_own(source), texts, PoolingParams(task=task)), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("damage", ["no weights", "another shape"])

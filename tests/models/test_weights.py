@@ -13,7 +13,7 @@ import torch
 from tenure.errors import ResourceError, TenureError
 from tenure.models.loader import load
 from tenure.source import ResolvedSource, SourceKind
-from tests.models.greedy import make_batch, make_cache, make_tables, run_step
+from tests.models.greedy import greedy, make_batch, make_cache, make_tables, run_step
 from tests.models.tiny import save_tiny
 
 
@@ -58,7 +58,10 @@ def point_outside(folder: Path) -> None:
 DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     (truncate, "not a readable safetensors file"),
     (lie_about_header, "not a readable safetensors file"),
-    (lambda folder: first_shard(folder).unlink(), "not a readable safetensors file"),
+    (
+        lambda folder: first_shard(folder).unlink(),
+        r"index\.json: the file model-00001-of-\d+\.safetensors that it names is not there",
+    ),
     (lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "not a readable index"),
     (
         lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": [1]}'),
@@ -77,6 +80,17 @@ def test_damaged_folders(damage: Callable[[Path], object], message: str, folder:
     with pytest.raises(ResourceError, match=message) as caught:
         load(ResolvedSource(SourceKind.FOLDER, folder, "m"))
     assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("shards", ["gone", "of another model"])
+def test_an_index_beside_the_whole_is_out_of_date(shards: str, folder: Path, tmp_path: Path) -> None:
+    source, _ = save_tiny("llama", tmp_path / "whole")
+    shutil.copy(folder / "model.safetensors.index.json", source.path)
+    if shards != "gone":
+        for shard in folder.glob("*.safetensors"):
+            shutil.copy(shard, source.path)
+    alone, _ = save_tiny("llama", tmp_path / "alone")
+    assert greedy(load(source), [[1, 5, 9]], 12) == greedy(load(alone), [[1, 5, 9]], 12)
 
 
 def write_gguf(path: Path, kind: gguf.GGMLQuantizationType, *, blocks: int = 2, rows: int = 64) -> None:

@@ -120,6 +120,14 @@ class TestContent:
         messages = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "user"}]
         assert 'f(Brno){"city": "Brno"}' in render(TOOLS, messages)
 
+    @pytest.mark.parametrize("message", [{"tool_calls": []}, {"tool_calls": None, "function_call": None, "name": None}])
+    def test_keys_that_say_nothing_are_absent(self, message):
+        source = (
+            "{% if 'tool_calls' in messages[0] %}{{ raise_exception('only one call') }}{% endif %}"
+            "{{ messages[0].name is defined }} {{ messages[0].content }}"
+        )
+        assert render(source, [{"role": "assistant", "content": "a", **message}]) == "False a"
+
     def test_earlier_reasoning_has_both_names(self):
         source = "{{ messages[0].reasoning }}{{ messages[0].reasoning_content }}"
         assert render(source, [{"role": "assistant", "content": "", "reasoning_content": "r"}]) == "rr"

@@ -50,6 +50,7 @@ def byte_level_file(
     merges: list[str],
     extra: tuple[str, ...] = (),
     tokenizer_model: str = "gpt2",
+    unused: tuple[int, ...] = (),
     **keys,
 ) -> Path:
     """A byte-level vocabulary: <|begin|>, <|end|>, the 256 bytes, what the merges make, `extra`."""
@@ -61,7 +62,7 @@ def byte_level_file(
         if pre is not None:
             writer.add_tokenizer_pre(pre)
         writer.add_token_list(tokens)
-        writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
+        writer.add_token_types([3, 3] + [5 if index in unused else 1 for index in range(2, len(tokens))])
         writer.add_token_merges(merges)
         writer.add_bos_token_id(0)
         writer.add_eos_token_id(1)

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 
+from tenure.checkpoints.answer_tokens import token_ids
 from tenure.errors import CallerError, ResourceError
+from tenure.prompts.chat_template import ChatTemplate
 from tenure.source import ResolvedSource, SourceKind
 from tenure.text.tokenizer import load_tokenizer
 from tenure.text.vocabulary import BYTE_OF_CHARACTER
@@ -49,7 +52,12 @@ class TestDemoModel:
         assert demo.encode("hi", add_special_tokens=True) == demo.encode("hi", add_special_tokens=False)
         assert [demo.is_special(token) for token in (0, 2, 16, 17)] == [True, True, True, False]
         assert demo.token_bytes(2) == b"<|im_end|>"
-        assert demo.template_variables == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+        assert demo.template_variables == {
+            "bos_token": "<|im_start|>",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|im_end|>",
+            "unk_token": "<|endoftext|>",
+        }
         assert "<|im_start|>assistant" in demo.chat_template
         ids = demo.encode("a<|im_end|>b")
         assert demo.decode(ids) == "ab"
@@ -142,6 +150,19 @@ class TestPreTokenizers:
         assert ids("2", "llama-bpe") == ["<|begin|>", "a"]
         assert ids("3", "llama-bpe", add_bos_token=False) == ["a"]
         assert ids("4", "smollm", add_bos_token=True, add_eos_token=True) == ["<|begin|>", "a", "<|end|>"]
+
+    def test_templates_get_the_special_tokens_that_are_named(self, tmp_path):
+        path = byte_level_file(tmp_path / "m", "gpt-2", DIGITS, extra=("<pad>",), padding_token_id=261)
+        assert load_gguf(path).template_variables == {
+            "bos_token": "<|begin|>",
+            "eos_token": "<|end|>",
+            "pad_token": "<pad>",
+        }
+
+    def test_entries_that_fill_up_the_vocabulary_are_no_tokens(self, tmp_path):
+        path = byte_level_file(tmp_path / "m", "gpt-2", DIGITS, extra=("[PAD261]", "<|more|>"), unused=(261,))
+        assert load_gguf(path).without_token == {261}
+        assert token_ids(ResolvedSource(SourceKind.GGUF, path, "m")) == set(range(263)) - {261}
 
     def test_all_marked_ends_are_ends(self, tmp_path):
         tokenizer = load_gguf(byte_level_file(tmp_path / "m", "gpt-2", DIGITS, extra=("<|eot|>",), eot_token_id=261))
@@ -282,6 +303,46 @@ class TestFolder:
         assert tokenizer.is_special(259)
         with pytest.raises(ResourceError, match="<new>"):
             load_folder(save_folder(tmp_path / "n", config={"added_tokens_decoder": {"999": entry}}))
+
+    def test_ids_that_no_file_names_stand_for_nothing(self, tmp_path):
+        folder = save_folder(tmp_path / "m")
+        saved = json.loads((folder / "tokenizer.json").read_text())
+        saved["model"]["vocab"]["far"] = 300
+        saved["added_tokens"] = []
+        (folder / "tokenizer.json").write_text(json.dumps(saved))
+        tokenizer = load_folder(folder)
+        assert (tokenizer.vocabulary_size, tokenizer.without_token) == (301, frozenset(range(256, 300)))
+
+    @pytest.mark.parametrize(
+        ("kind", "asked", "around"),
+        [
+            ("LlamaTokenizer", {"add_eos_token": True}, ("<s>", "</s>")),
+            ("LlamaTokenizerFast", {"add_bos_token": False, "add_eos_token": True}, ("", "</s>")),
+            ("LlamaTokenizer", {"add_bos_token": False}, ("", "")),
+            ("PreTrainedTokenizerFast", {"add_eos_token": True}, ("<s>", "</s>")),
+            # Qwen's say so beside a tokenizer.json that adds what it means to add.
+            ("Qwen2Tokenizer", {"add_bos_token": False, "add_eos_token": False}, ("<s>", "")),
+            ("LlamaTokenizer", {}, ("<s>", "")),
+        ],
+    )
+    def test_begin_and_end_tokens_come_as_the_configuration_asks(self, tmp_path, kind, asked, around):
+        config = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>", **asked}
+        folder = save_folder(tmp_path / "m", config=config)
+        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        backend.post_processor = TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 256)])
+        backend.save(str(folder / "tokenizer.json"))
+        tokenizer = load_folder(folder)
+        begin, end = around
+        assert tokenizer.decode(tokenizer.encode("ab"), skip_special_tokens=False) == f"{begin}ab{end}"
+        assert tokenizer.frame.around(tokenizer.encode_plain(["ab"])[0]) == tokenizer.encode("ab")
+
+    def test_templates_get_the_special_tokens_that_are_named(self, tmp_path):
+        config = {"eos_token": "</s>", "pad_token": {"content": "<pad>"}, "unk_token": None}
+        older = {"pad_token": "<other>", "unk_token": "<unk>", "bos_token": {"content": "<s>"}}
+        tokenizer = load_folder(save_folder(tmp_path / "m", config=config, special_tokens_map=older))
+        expected = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>"}
+        assert tokenizer.template_variables == expected
+        assert ChatTemplate("{{ pad_token }}{{ unk_token }}", expected).render([]) == "<pad><unk>"
 
     def test_of_named_templates_the_default_is_taken(self, tmp_path):
         named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]

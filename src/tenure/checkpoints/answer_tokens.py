@@ -1,12 +1,22 @@
-"""The ids of a model's answer words, looked up in its vocabulary as they are written there."""
+"""Which ids of a model have a token, and the ids of its answer words as its vocabulary writes them."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from tenure.checkpoints.folder_tokens import folder_tokens
 from tenure.checkpoints.gguf import GGUFFile
 from tenure.errors import CallerError, ResourceError
 from tenure.source import ResolvedSource, SourceKind
+
+UNUSED = 5
+"""GGUF's type of the entries that fill up a vocabulary to the rows of the model."""
+
+
+def token_ids(source: ResolvedSource) -> frozenset[int]:
+    """The ids that have a token. Raises ResourceError for files that cannot be read or name none."""
+    found = frozenset(_vocabulary(source).values())
+    if not found:
+        raise ResourceError(f"{source.path}: the tokenizer has no tokens")
+    return found
 
 
 def answer_ids(source: ResolvedSource, words: Sequence[str]) -> list[int]:
@@ -28,12 +38,11 @@ def answer_words(source: ResolvedSource, ids: Sequence[int]) -> list[str]:
 
 
 def _vocabulary(source: ResolvedSource) -> dict[str, int]:
-    return _gguf_vocabulary(source.path) if source.kind is SourceKind.GGUF else folder_tokens(source.path)
-
-
-def _gguf_vocabulary(path: Path) -> dict[str, int]:
-    with GGUFFile.open(path) as file:
-        tokens = file.metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, Sequence) or isinstance(tokens, str):
-        raise ResourceError(f"{path}: no tokenizer.ggml.tokens")
-    return {str(token): index for index, token in enumerate(tokens)}
+    if source.kind is SourceKind.FOLDER:
+        return folder_tokens(source.path)
+    with GGUFFile.open(source.path) as file:
+        tokens, types = (file.metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
+    if not isinstance(tokens, list):
+        raise ResourceError(f"{source.path}: no tokenizer.ggml.tokens")
+    kinds = types if isinstance(types, list) and len(types) == len(tokens) else [None] * len(tokens)
+    return {str(token): index for index, token in enumerate(tokens) if kinds[index] != UNUSED}

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 
+from tenure.checkpoints.json_files import read_object, sensible
 from tenure.errors import ResourceError
 
 
@@ -22,7 +23,7 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def folder_tokens(folder: Path) -> dict[str, int]:
-    """The id of each token of a model folder. Raises ResourceError for a `tokenizer.json` that cannot be read."""
+    """The id of each token of a model folder, those of `tokenizer_config.json` too. Raises ResourceError."""
     path = folder / "tokenizer.json"
     try:
         described = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile)
@@ -31,4 +32,8 @@ def folder_tokens(folder: Path) -> dict[str, int]:
     vocabulary = described.model.vocab
     if isinstance(vocabulary, list):
         vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
-    return {**vocabulary, **{token.content: token.id for token in described.added_tokens}}
+    path = folder / "tokenizer_config.json"
+    with sensible(path, "tokens"):
+        late = (read_object(path, required=False).get("added_tokens_decoder") or {}).items()
+        added = {str(token["content"]): int(index) for index, token in late}
+    return {**vocabulary, **added, **{token.content: token.id for token in described.added_tokens}}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from tenure.checkpoints.answer_tokens import answer_ids
+from tenure.checkpoints.answer_tokens import answer_ids, token_ids
 from tenure.checkpoints.profile import ModelProfile, read_profile
 from tenure.config import EngineConfig
 from tenure.core.limits import Limits
@@ -69,7 +69,7 @@ def _encoder(config: EngineConfig, profile: ModelProfile) -> _Loaded:
     model = load_encoder(config.model.source, profile, _DTYPES[config.dtype], torch.device(config.device))
     window = min(config.max_model_len or model.window, model.window)
     limits = Limits(max_model_len=window, num_slots=config.max_num_seqs)
-    return _Loaded(EncoderRunner(model), limits, model.vocab_size, model.dtype)
+    return _Loaded(EncoderRunner(model), limits, _vocabulary_size(config, model.vocab_size), model.dtype)
 
 
 def _decoder(config: EngineConfig, profile: ModelProfile) -> _Loaded:
@@ -82,13 +82,18 @@ def _decoder(config: EngineConfig, profile: ModelProfile) -> _Loaded:
         else PoolingHead(model, profile.pooling_task, profile.normalize)
     )
     runner = DecoderRunner(model, cache, head, limits.num_slots, limits.max_model_len)
-    return _Loaded(runner, limits, model.config.vocab_size, model.dtype)
+    return _Loaded(runner, limits, _vocabulary_size(config, model.config.vocab_size), model.dtype)
+
+
+def _vocabulary_size(config: EngineConfig, rows: int) -> int:
+    """Ids are below this: a model may have more rows than its tokenizer has tokens."""
+    return min(rows, max(token_ids(config.model.source)) + 1)
 
 
 def _output_head(source: ResolvedSource, profile: ModelProfile) -> OutputHead:
     """What the decoder is to make of its final states: no more than its use asks for."""
     if profile.generates:
-        return TokenHead()
+        return TokenHead(token_ids(source))
     if profile.answer_tokens is not None:
         no, yes = answer_ids(source, profile.answer_tokens)
         return AnswerHead(no, yes)

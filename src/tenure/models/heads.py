@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TokenHead:
-    """Logits of the next token."""
+    """Logits of the next token: a column for each id up to the last of `tokens`, those of no token out of reach."""
+
+    tokens: frozenset[int] | None = None
+    """The ids that have a token; None: all rows of the output weights have one."""
 
 
 @dataclass(frozen=True, slots=True)

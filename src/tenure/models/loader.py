@@ -93,9 +93,18 @@ class _Builder:
                             f"the tokens {no} and {yes} are not among the {len(weight_VD)} of the model"
                         )
                     weight_VD = (weight_VD[yes].float() - weight_VD[no].float())[None].to(self.dtype)
-                case TokenHead():
-                    weight_VD = self._output_weight(embedding_VD)
+                case TokenHead(tokens):
+                    return embedding_VD, self._token_logits(self._output_weight(embedding_VD), tokens)
             return embedding_VD, self.linear(weight_VD, None)
+
+    def _token_logits(self, weight_VD: torch.Tensor, tokens: frozenset[int] | None) -> Linear:
+        """The product that gives the logits of `tokens`, and minus infinity for ids between them."""
+        if tokens is None:
+            return self.linear(weight_VD, None)
+        weight_VD = weight_VD[: max(tokens) + 1]
+        bias_V = torch.full((len(weight_VD),), -torch.inf, dtype=self.dtype, device=self.device)
+        bias_V[[token for token in tokens if token < len(weight_VD)]] = 0.0
+        return self.linear(weight_VD, bias_V if bias_V.any() else None)
 
     def _output_weight(self, embedding_VD: torch.Tensor) -> torch.Tensor:
         return embedding_VD if self.config.tie_word_embeddings else self._tensor("lm_head.weight", embedding_VD.shape)

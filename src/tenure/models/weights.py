@@ -4,7 +4,6 @@ Both readers answer to the names of Hugging Face checkpoints (`model.layers.0.se
 files, so each is a context manager. `tensor` may be called from several threads.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 
 from tenure.checkpoints.gguf import GGUFFile
 from tenure.errors import ResourceError
-from tenure.source import ResolvedSource, SourceKind
+from tenure.source import ResolvedSource, SourceKind, weight_files
 
 
 class WeightReader(Protocol):
@@ -122,7 +121,7 @@ class GGUFWeights:
 
 
 class SafetensorsWeights:
-    """Weights of a folder: `model.safetensors`, or shards listed in `model.safetensors.index.json`."""
+    """Weights of a folder, see `weight_files`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -138,9 +137,9 @@ class SafetensorsWeights:
         return self._stored(name) in self._readers
 
     def _stored(self, name: str) -> str:
-        """Checkpoints saved without a head lack the first part of each name."""
-        bare = name.removeprefix("model.")
-        return bare if name not in self._readers and bare in self._readers else name
+        """Checkpoints saved without a head lack the first part of each name; old ones have names of their own."""
+        old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        return next((stored for stored in (name, name.removeprefix("model."), old) if stored in self._readers), name)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         name = self._stored(name)
@@ -157,7 +156,10 @@ class SafetensorsWeights:
         import safetensors  # noqa: PLC0415 - only folders need it
 
         with self._files:
-            for path in _shards(self._folder):
+            files = weight_files(self._folder)
+            if not files:
+                raise ResourceError(f"{self._folder}: no safetensors weights")
+            for path in files:
                 try:
                     reader = self._files.enter_context(safetensors.safe_open(path, framework="pt"))
                 except (safetensors.SafetensorError, OSError) as error:
@@ -172,26 +174,6 @@ class SafetensorsWeights:
     ) -> None:
         self._readers.clear()
         self._files.close()
-
-
-def _shards(folder: Path) -> list[Path]:
-    """The weight files of a folder, by its index when there is one."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        whole = folder / "model.safetensors"
-        found = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
-        if not found:
-            raise ResourceError(f"{folder}: no safetensors weights")
-        return found
-    try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ResourceError(f"{index}: not a readable index of weights") from error
-    for name in names:
-        # A name with a folder in it could point anywhere on this machine.
-        if not isinstance(name, str) or Path(name).name != name:
-            raise ResourceError(f"{index}: {name!r} is not the name of a file in this folder")
-    return [folder / name for name in names]
 
 
 def _check(path: Path, name: str, found: tuple[int, ...] | None, expected: tuple[int, ...]) -> None:

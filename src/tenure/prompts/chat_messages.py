@@ -2,6 +2,7 @@
 
 - Content becomes a string or a list of text parts, whichever the template wants; null becomes empty.
 - Arguments of earlier tool calls are JSON text on the API and objects in templates.
+- What is null is left out, and so are calls of tools when there are none: templates ask whether there is such a key.
 - Earlier reasoning is given under both names that templates use, `reasoning` and `reasoning_content`.
 """
 
@@ -66,10 +67,10 @@ def prepare(messages: Sequence[Message], wanted: ContentFormat, wrap_strings: bo
     prepared = []
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
-        row = dict(message)
+        row = {key: value for key, value in message.items() if value is not None}
         row["content"] = _content(message.get("content"), wanted, wrap_strings, where)
-        if message.get("tool_calls"):
-            row["tool_calls"] = [_tool_call(call, where) for call in message["tool_calls"]]
+        if calls := row.pop("tool_calls", None):
+            row["tool_calls"] = [_tool_call(call, where) for call in calls]
         reasoning = message.get("reasoning") or message.get("reasoning_content")
         if reasoning:
             row["reasoning"] = row["reasoning_content"] = reasoning

@@ -5,7 +5,7 @@ integer beyond 64 bits is refused by its range and never reaches the wire.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from tenure.http.errors import invalid_request
@@ -84,8 +84,11 @@ def check_number(name: str, value: float, allowed: Range) -> int | float:
     return int(value) if allowed.whole else float(value)
 
 
-def check_ids(name: str, values: Sequence[float], vocabulary_size: int) -> list[int]:
-    """Return token ids as ints; raise a 400 that names the position of the first one outside the vocabulary."""
+def check_ids(name: str, values: Sequence[float], vocabulary_size: int, without: Container[int] = ()) -> list[int]:
+    """Return token ids as ints; raise a 400 that names the position of the first one that is no token.
+
+    Of those below `vocabulary_size` these are the ones `without` a token.
+    """
     top = vocabulary_size - 1
     ids: list[int] = []
     for position, value in enumerate(values):
@@ -93,7 +96,7 @@ def check_ids(name: str, values: Sequence[float], vocabulary_size: int) -> list[
             if not float(value).is_integer():
                 raise invalid_request(f"`{name}[{position}]` must be an integer.", name)
             value = int(value)
-        if not 0 <= value <= top:
+        if not 0 <= value <= top or value in without:
             raise invalid_request(f"`{name}[{position}]` is not a token of this model: ids go from 0 to {top}.", name)
         ids.append(int(value))
     return ids

@@ -74,7 +74,7 @@ def tokenise_inputs(inputs: Sequence[TextOrIds], rules: TextRules, param: str) -
         if isinstance(given, str):
             whole = _behind(prompt, frame, next(encoded))
         else:
-            whole = _of_ids(check_ids(name, given, rules.vocabulary_size), tokenizer.frame)
+            whole = _of_ids(check_ids(name, given, rules.vocabulary_size, tokenizer.without_token), tokenizer.frame)
         short = _cut(whole, rules)
         _check(short, rules, name, param)
         framed.append(short)

@@ -64,7 +64,7 @@ def tokenise(
             ids = tokenizer.encode(prompt, add_special_tokens, stop_if_cancelled)
         else:
             name = "prompt" if len(prompts) == 1 else f"prompt[{position}]"
-            ids = check_ids(name, prompt, vocabulary_size)
+            ids = check_ids(name, prompt, vocabulary_size, tokenizer.without_token)
         tokens.append(_truncate(ids, truncation, tokenizer.bos_token_id) if truncation else ids)
     return tokens
 

@@ -14,7 +14,11 @@ from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Backend
 
 from tenure.errors import ResourceError
+from tenure.text.special_tokens import Frame, read_frame, set_frame
 from tenure.text.vocabulary import Coding, Vocabulary
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LLAMA_CLASSES = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
 
 
 class _TokenizerFile(msgspec.Struct):
@@ -42,6 +46,14 @@ class _NamedTemplate(msgspec.Struct):
 class _TokenizerConfig(msgspec.Struct):
     bos_token: str | _NamedToken | None = None
     eos_token: str | _NamedToken | None = None
+    unk_token: str | _NamedToken | None = None
+    sep_token: str | _NamedToken | None = None
+    pad_token: str | _NamedToken | None = None
+    cls_token: str | _NamedToken | None = None
+    mask_token: str | _NamedToken | None = None
+    tokenizer_class: str | None = None
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
     added_tokens_decoder: dict[int, _AddedEntry] = {}
     chat_template: str | list[_NamedTemplate] | None = None
     truncation_side: Literal["left", "right"] = "right"
@@ -86,19 +98,25 @@ def read_folder(folder: Path) -> Vocabulary:
     for prefix in (pylate.query_prefix, pylate.document_prefix):
         _make_whole(backend, prefix or "")
     added = backend.get_added_tokens_decoder()
-    bos_token_id, own_end = _id_of(backend, config.bos_token), _id_of(backend, config.eos_token)
+    named = _named_tokens(folder, config)
+    bos_token_id, own_end = (backend.token_to_id(named.get(kind, "")) for kind in ("bos_token", "eos_token"))
+    _add_asked(backend, config, bos_token_id, own_end)
     special_ids = {index for index, token in added.items() if token.special}
     # Naming a token makes it special, even where tokenizer.json does not say so.
     special_ids.update(index for index in (bos_token_id, own_end) if index is not None)
     generation = _read(folder / "generation_config.json", _EndTokens)
     model = _read(folder / "config.json", _EndTokens)
     ends = _listed(generation.eos_token_id) or _listed(model.eos_token_id)
+    ids = backend.get_vocab(with_added_tokens=True).values()
+    size = max(ids, default=-1) + 1
     return Vocabulary(
         backend=backend,
         coding=_coding(described.decoder),
-        size=max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1),
+        size=size,
+        without_token=frozenset(range(size)).difference(ids),
         added_ids=frozenset(added),
         special_ids=frozenset(special_ids),
+        named_tokens=named,
         bos_token_id=model.bos_token_id if bos_token_id is None else bos_token_id,
         eos_token_ids=tuple(dict.fromkeys([*([] if own_end is None else [own_end]), *ends])),
         chat_template=_chat_template(folder, config),
@@ -180,9 +198,34 @@ def _chat_template(folder: Path, config: _TokenizerConfig) -> str | None:
     return named.get("default")
 
 
-def _id_of(backend: Backend, token: str | _NamedToken | None) -> int | None:
-    content = token.content if isinstance(token, _NamedToken) else token
-    return None if content is None else backend.token_to_id(content)
+def _named_tokens(folder: Path, config: _TokenizerConfig) -> dict[str, str]:
+    """The special tokens by their names, such as `pad_token`; older folders keep some in a file of their own."""
+    older = _read(folder / "special_tokens_map.json", _TokenizerConfig)
+    found = {}
+    for name in _NAMED:
+        token = getattr(config, name) or getattr(older, name)
+        if token:
+            found[name] = token.content if isinstance(token, _NamedToken) else token
+    return found
+
+
+def _add_asked(backend: Backend, config: _TokenizerConfig, bos_token_id: int | None, eos_token_id: int | None) -> None:
+    """Have `encode` add the begin and end tokens that `tokenizer_config.json` asks for and `tokenizer.json` leaves out.
+
+    That it does not ask for them counts against `tokenizer.json` in Llama's classes alone, as in Transformers 4.
+    """
+    frame = read_frame(backend)
+    before, after = list(frame.before), list(frame.after)
+    if config.add_bos_token and bos_token_id is not None and bos_token_id not in before:
+        before.insert(0, bos_token_id)
+    if config.add_eos_token and eos_token_id is not None and eos_token_id not in after:
+        after.append(eos_token_id)
+    if (config.tokenizer_class or "").removesuffix("Fast") in _LLAMA_CLASSES:
+        before = [token for token in before if config.add_bos_token is not False or token != bos_token_id]
+        after = [token for token in after if config.add_eos_token is not False or token != eos_token_id]
+    wanted = Frame(tuple(before), tuple(after))
+    if wanted != frame:
+        set_frame(backend, wanted)
 
 
 def _listed(ids: int | list[int] | None) -> list[int]:

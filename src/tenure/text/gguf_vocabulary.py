@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from tenure.checkpoints.gguf import Value
 from tenure.errors import ResourceError
+from tenure.text.special_tokens import Frame, set_frame
 from tenure.text.vocabulary import Coding, Vocabulary
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+# Templates' name of a special token, and the metadata's.
+_NAMED = (("unk", "unknown"), ("sep", "seperator"), ("pad", "padding"), ("cls", "cls"), ("mask", "mask"))
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 
 _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _LLAMA3_WORDS = (
@@ -100,6 +102,7 @@ def read_vocabulary(metadata: Mapping[str, Value], name: str) -> Vocabulary:
         raise
     except Exception as error:  # the tokenizers library raises plain Exception for a bad vocabulary
         raise fields.error(f"its vocabulary is inconsistent: {error}") from error
+    named = {f"{name}_token": fields.token_id(key, len(tokens)) for name, key in _NAMED}
     ends = [fields.token_id(key, len(tokens)) for key in ("eos", "eot", "eom")]
     eos_token_ids = tuple(dict.fromkeys(end for end in ends if end is not None))
     bos_token_id = fields.token_id("bos", len(tokens))
@@ -109,13 +112,15 @@ def read_vocabulary(metadata: Mapping[str, Value], name: str) -> Vocabulary:
     backend.add_special_tokens([AddedToken(tokens[index], normalized=False) for index in sorted(special_ids)])
     defined = [index for index, kind in enumerate(types) if kind == USER_DEFINED and index not in special_ids]
     backend.add_tokens([AddedToken(tokens[index], normalized=False) for index in defined])
-    _frame(fields, backend, tokens, bos_token_id)
+    _frame(fields, backend, tokens)
     return Vocabulary(
         backend=backend,
         coding=coding,
         size=len(tokens),
+        without_token=frozenset(index for index, kind in enumerate(types) if kind == UNUSED),
         added_ids=frozenset(special_ids | set(defined)),
         special_ids=frozenset(special_ids),
+        named_tokens={name: tokens[index] for name, index in named.items() if index is not None},
         bos_token_id=bos_token_id,
         eos_token_ids=eos_token_ids,
         chat_template=fields.text("chat_template"),
@@ -177,22 +182,19 @@ def _merges_by_score(vocabulary: Mapping[str, int], scores: list[float]) -> list
     return [(left, right) for _, _, left, right in ranked]
 
 
-def _frame(fields: _Fields, backend: Tokenizer, tokens: list[str], bos_token_id: int | None) -> None:
+def _frame(fields: _Fields, backend: Tokenizer, tokens: list[str]) -> None:
     """Have `encode` add the begin and end tokens that the metadata asks for."""
     sentencepiece = fields.text("ggml.model") == "llama"
     implied = sentencepiece or fields.text("ggml.pre") in _LLAMA3_NAMES
-    eos_token_id = fields.token_id("eos", len(tokens))
-    pieces, special = ["$A"], []
-    if fields.flag("add_bos_token", implied):
-        if bos_token_id is None:
-            raise fields.error("a begin token is to be added, but none is named")
-        pieces, special = ["bos", *pieces], [("bos", bos_token_id)]
-    if fields.flag("add_eos_token", False):
-        if eos_token_id is None:
-            raise fields.error("an end token is to be added, but none is named")
-        pieces, special = [*pieces, "eos"], [*special, ("eos", eos_token_id)]
-    if special:
-        backend.post_processor = TemplateProcessing(single=pieces, special_tokens=special)
+    wanted = []
+    for kind, otherwise in (("bos", implied), ("eos", False)):
+        token = fields.token_id(kind, len(tokens))
+        asked = fields.flag(f"add_{kind}_token", otherwise)
+        if asked and token is None:
+            raise fields.error(f"a {kind} token is to be added, but none is named")
+        wanted.append((token,) if asked and token is not None else ())
+    if any(wanted):
+        set_frame(backend, Frame(*wanted))
 
 
 def _words(pattern: str) -> pre_tokenizers.PreTokenizer:

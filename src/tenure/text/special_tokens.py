@@ -10,6 +10,7 @@ from itertools import chain, islice
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
+from tokenizers.processors import TemplateProcessing
 
 _SAMPLES = ("a", "0", ".")
 _PIECES_TRIED = 100
@@ -46,6 +47,14 @@ def read_frame(backend: Backend) -> Frame:
     while begin < len(framed.ids) and framed.special_tokens_mask[begin]:
         begin += 1
     return Frame(tuple(framed.ids[:begin]), tuple(framed.ids[begin + len(sample.ids) :]))
+
+
+def set_frame(backend: Backend, frame: Frame) -> None:
+    """Have `encode` put these tokens around each text, and around each of a pair."""
+    pieces = [*map(str, frame.before), "$A", *map(str, frame.after)]
+    second = [f"{'$B' if piece == '$A' else piece}:1" for piece in pieces]
+    special = {(str(token), token) for token in (*frame.before, *frame.after)}
+    backend.post_processor = TemplateProcessing(single=pieces, pair=[*pieces, *second], special_tokens=sorted(special))
 
 
 def _sample(backend: Backend) -> Encoding:

@@ -34,6 +34,11 @@ class Tokenizer:
         return self._vocabulary.size
 
     @property
+    def without_token(self) -> frozenset[int]:
+        """The ids below `vocabulary_size` that stand for no text; most tokenizers have none."""
+        return self._vocabulary.without_token
+
+    @property
     def bos_token_id(self) -> int | None:
         return self._vocabulary.bos_token_id
 
@@ -54,9 +59,10 @@ class Tokenizer:
 
     @property
     def template_variables(self) -> Mapping[str, str]:
-        """What chat templates know by name besides the messages: `bos_token` and `eos_token`, where there are any."""
+        """What chat templates know by name besides the messages: `bos_token`, `pad_token` and others that there are."""
         ids = {"bos_token": self.bos_token_id, "eos_token": next(iter(self.eos_token_ids), None)}
-        return MappingProxyType({key: self.token_text(value) for key, value in ids.items() if value is not None})
+        known = {key: self.token_text(value) for key, value in ids.items() if value is not None}
+        return MappingProxyType({**self._vocabulary.named_tokens, **known})
 
     def encode(self, text: str, add_special_tokens: bool = True, between: Callable[[], None] = _go_on) -> list[int]:
         """Ids of a text; special tokens written in it become their ids.

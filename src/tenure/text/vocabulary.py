@@ -29,8 +29,13 @@ class Vocabulary:
     backend: Backend
     coding: Coding
     size: int
+    """Ids are below this."""
+    without_token: frozenset[int]
+    """Those of them that stand for nothing."""
     added_ids: frozenset[int]
     special_ids: frozenset[int]
+    named_tokens: Mapping[str, str]
+    """What templates call some special tokens, such as `pad_token`."""
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     chat_template: str | None

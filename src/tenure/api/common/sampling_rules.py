@@ -91,12 +91,12 @@ def sampling_params(
         seed=int(numbers["seed"]) if "seed" in numbers else secrets.randbits(63) if seed is None else seed,
         eos_token_ids=model.eos_token_ids,
         ignore_eos=bool(request.ignore_eos),
-        stop_token_ids=_ids(request, "stop_token_ids", vocabulary_size),
-        logit_bias=_logit_bias(request.logit_bias, vocabulary_size),
-        allowed_token_ids=_allowed_token_ids(request, vocabulary_size),
+        stop_token_ids=_ids(request, "stop_token_ids", vocabulary_size, tokenizer),
+        logit_bias=_logit_bias(request.logit_bias, vocabulary_size, tokenizer),
+        allowed_token_ids=_allowed_token_ids(request, vocabulary_size, tokenizer),
         bad_words=_bad_words(request.bad_words or (), tokenizer, vocabulary_size),
         logprobs=logprobs,
-        logprob_token_ids=_logprob_token_ids(request, vocabulary_size, logprobs),
+        logprob_token_ids=_logprob_token_ids(request, vocabulary_size, tokenizer, logprobs),
         prompt_logprobs=prompt_logprobs,
         repetition_detection=_repetition_detection(request.repetition_detection),
     )
@@ -212,34 +212,40 @@ def _repetition_penalty(value: float) -> float:
     return min(max(value, 1 / MAX_PENALTY), MAX_PENALTY)
 
 
-def _ids(request: SamplingFields, name: str, vocabulary_size: int, most: int | None = None) -> tuple[int, ...]:
+def _ids(
+    request: SamplingFields, name: str, vocabulary_size: int, tokenizer: Tokenizer, most: int | None = None
+) -> tuple[int, ...]:
     """Return the different ids of a list of at most `most` entries, by default as many as the vocabulary has."""
     values = getattr(request, name) or ()
     limit = vocabulary_size if most is None else most
     if len(values) > limit:
         raise invalid_request(f"`{name}` takes at most {limit} ids.", name)
-    return tuple(dict.fromkeys(check_ids(name, values, vocabulary_size)))
+    return tuple(dict.fromkeys(check_ids(name, values, vocabulary_size, tokenizer.without_token)))
 
 
-def _allowed_token_ids(request: SamplingFields, vocabulary_size: int) -> tuple[int, ...]:
+def _allowed_token_ids(request: SamplingFields, vocabulary_size: int, tokenizer: Tokenizer) -> tuple[int, ...]:
     if request.allowed_token_ids is not None and not request.allowed_token_ids:
         raise invalid_request("`allowed_token_ids` must not be empty.", "allowed_token_ids")
-    return _ids(request, "allowed_token_ids", vocabulary_size)
+    return _ids(request, "allowed_token_ids", vocabulary_size, tokenizer)
 
 
-def _logprob_token_ids(request: SamplingFields, vocabulary_size: int, logprobs: int | None) -> tuple[int, ...]:
-    ids = _ids(request, "logprob_token_ids", vocabulary_size, MAX_LOGPROB_IDS)
+def _logprob_token_ids(
+    request: SamplingFields, vocabulary_size: int, tokenizer: Tokenizer, logprobs: int | None
+) -> tuple[int, ...]:
+    ids = _ids(request, "logprob_token_ids", vocabulary_size, tokenizer, MAX_LOGPROB_IDS)
     if ids and logprobs is None:
         raise invalid_request("`logprob_token_ids` needs `logprobs`.", "logprob_token_ids")
     return ids
 
 
-def _logit_bias(biases: Mapping[str, float] | None, vocabulary_size: int) -> tuple[tuple[int, float], ...]:
+def _logit_bias(
+    biases: Mapping[str, float] | None, vocabulary_size: int, tokenizer: Tokenizer
+) -> tuple[tuple[int, float], ...]:
     pairs: dict[int, float] = {}
     if biases and len(biases) > vocabulary_size:
         raise invalid_request(f"`logit_bias` takes at most {vocabulary_size} biases.", "logit_bias")
     for key, bias in (biases or {}).items():
-        if not _KEY.fullmatch(key) or not 0 <= int(key) < vocabulary_size:
+        if not _KEY.fullmatch(key) or not 0 <= int(key) < vocabulary_size or int(key) in tokenizer.without_token:
             message = f"`logit_bias` has the key {echo(key[:40])}, which is not a token of this model"
             raise invalid_request(f"{message}: ids go from 0 to {vocabulary_size - 1}.", "logit_bias")
         pairs[int(key)] = min(max(bias, -100.0), 100.0)

@@ -105,5 +105,6 @@ def _conversation(request: TokenizeRequest, chosen: Chosen) -> str:
 
 
 def _detokenized(request: DetokenizeRequest, chosen: Chosen) -> DetokenizeReply:
-    ids = check_ids("tokens", request.tokens, chosen.window.vocabulary_size)
-    return DetokenizeReply(chosen.text.tokenizer.decode(ids, skip_special_tokens=False))
+    tokenizer = chosen.text.tokenizer
+    ids = check_ids("tokens", request.tokens, chosen.window.vocabulary_size, tokenizer.without_token)
+    return DetokenizeReply(tokenizer.decode(ids, skip_special_tokens=False))
