@@ -18,6 +18,7 @@ from tenure.client.engine import client_left
 from tenure.client.engine_status import EngineStatus
 from tenure.config import ApiSettings, HttpLimits, KeyRing
 from tenure.observe.counters import CountersSnapshot, WorkStage
+from tenure.observe.reporting import RequestObserver
 from tenure.outcomes import FinishReason, Outcome
 from tenure.prompts.chat_template import ChatTemplate
 from tenure.prompts.text_model import GenerationDefaults, ScorePrompt, TextModel
@@ -268,7 +269,8 @@ class Rig:
             epoch="e1",
             started_at=0.0,
         )
-        self.app = build_app(self.context, self.counts, limits or HttpLimits(), KeyRing(tuple(keys)))
+        self.observer = RequestObserver(self.counts)
+        self.app = build_app(self.context, self.observer, limits or HttpLimits(), KeyRing(tuple(keys)))
 
     @property
     def submitted(self) -> Submit:

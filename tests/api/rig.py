@@ -26,6 +26,7 @@ from tenure.http.guard import Guard
 from tenure.http.protocol import http_protocol
 from tenure.http.routes import Route, RouteTable
 from tenure.observe.counters import CounterSchema, CountersSnapshot, SharedCounters
+from tenure.observe.reporting import RequestObserver
 from tenure.outcomes import Outcome
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
@@ -288,9 +289,8 @@ async def serving(
     context = Context()
     table = RouteTable(routes(context))
     counters = SharedCounters.create(CounterSchema(workers=1, routes=table.work_paths(), models=("tiny",)))
-    guard = Guard(
-        inside(Dispatcher(app_context(counters), limits)), table, counters.worker(0), limits, KeyRing(keys), root_path
-    )
+    app, observer = inside(Dispatcher(app_context(counters), limits)), RequestObserver(counters.worker(0))
+    guard = Guard(app, table, observer, limits, KeyRing(keys), root_path)
     config = uvicorn.Config(
         outside(guard),
         http=http or http_protocol(limits),

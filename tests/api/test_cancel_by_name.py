@@ -10,6 +10,7 @@ import anyio
 import httpx
 import pytest
 
+from tenure.api.operations.cancel_by_name import recall
 from tenure.client import EndOfGeneration, Refusal
 from tenure.client.engine import client_left
 from tenure.outcomes import Outcome
@@ -89,7 +90,7 @@ async def recalled(
         await engine.reached.wait()
         if woken:
             engine.go_on.set()
-        ended = rig.app.recall(names)
+        ended = recall(rig.app.open_exchanges, rig.observer.ended, names)
         if then:
             engine.go_on.set()
     assert rig.counts.open == engine.open_scopes == 0
@@ -156,7 +157,7 @@ def test_what_has_ended_is_remembered_by_its_id() -> None:
     known = rig.post("/v1/completions", BODY, {"X-Request-Id": "mine"}).headers["x-tenure-request-id"]
     refused = rig.complete(prompt=None).headers["x-tenure-request-id"]
     names = Recall(sequence=1, ids=[known, "cmpl-other", refused], labels=["mine"], owner="")
-    assert rig.app.recall(names) == [
+    assert recall(rig.app.open_exchanges, rig.observer.ended, names) == [
         CancelledRequest(known, Outcome.OK, 0.0),
         CancelledRequest(refused, Outcome.INVALID, 0.0),
     ]
@@ -172,7 +173,7 @@ def test_what_an_engine_has_is_aborted_whatever_still_comes(when: When) -> None:
         reply, ended, rig = await recalled(engine, names, BODY, woken=True)
         check_ended(reply, ended, rig)
         again = Recall(sequence=2, ids=[ended[0].id], labels=[], owner="")
-        assert rig.app.recall(again) == ended, "a repeat gets the same answer"
+        assert recall(rig.app.open_exchanges, rig.observer.ended, again) == ended, "a repeat gets the same answer"
 
     run(scenario)
 

@@ -22,6 +22,7 @@ from tenure.http.guard import Guard
 from tenure.http.protocol import http_protocol
 from tenure.http.routes import Route
 from tenure.observe.counters import WORK_PATHS, CounterSchema, SharedCounters
+from tenure.observe.reporting import RequestObserver
 from tenure.outcomes import Outcome
 from tenure.wire.messages import Submit
 from tests.api.generation_rig import ByteTokenizer, FakeEngine, FakeHandle, Rig, say_hello
@@ -132,7 +133,7 @@ async def walking() -> AsyncIterator[Walk]:
     context = Rig(profile=ALL, tokenizer=ByteTokenizer(True, True), engine=engine).context
     schema = CounterSchema(workers=1, routes=TABLE.work_paths(), models=("tiny",))
     with closing(SharedCounters.create(schema)) as counters, socket.create_server(("127.0.0.1", 0)) as listener:
-        guard = build_app(context, counters.worker(0), limits)
+        guard = build_app(context, RequestObserver(counters.worker(0)), limits)
         server = _Server(uvicorn.Config(guard, http=http_protocol(limits), ws="none", log_config=None, lifespan="off"))
         walk = Walk(listener.getsockname()[1], guard, counters, engine)
         async with anyio.create_task_group() as group:

@@ -16,6 +16,7 @@ from tenure.http.guard import Guard
 from tenure.http.protocol import CONNECTION_KEY, Connection
 from tenure.http.routes import RouteTable
 from tenure.observe.counters import CounterSchema, SharedCounters
+from tenure.observe.reporting import RequestObserver
 from tests.api.rig import Context, app_context, routes, run
 from tests.tasks import Interrupted
 
@@ -33,7 +34,7 @@ class World:
         app: ASGIApp = Dispatcher(app_context(self.counters), limits)
         if middleware:
             app = BaseHTTPMiddleware(app, dispatch=lambda request, call_next: call_next(request))
-        self.guard = Guard(app, table, self.counters.worker(0), limits)
+        self.guard = Guard(app, table, RequestObserver(self.counters.worker(0)), limits)
         self.connection = Connection(lambda: None)
         self.sent: list[Message] = []
         self._body = [b"{", b"}"]

@@ -7,7 +7,7 @@ import pytest
 
 from tenure.api.app import build_app
 from tenure.config import HttpLimits
-from tenure.observe.reporting import Reporter
+from tenure.observe.reporting import RequestObserver
 from tests.api.generation_rig import Rig
 
 SECRET = "the-secret-of-the-caller"
@@ -21,7 +21,7 @@ def records(caplog: pytest.LogCaptureFixture):
 
 def reporting(**options) -> Rig:
     rig = Rig()
-    rig.app = build_app(rig.context, rig.counts, HttpLimits(), reporter=Reporter(**options))
+    rig.app = build_app(rig.context, RequestObserver(rig.counts, **options), HttpLimits())
     return rig
 
 

@@ -10,7 +10,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from tenure.api.app import build_app
 from tenure.config import HttpLimits
 from tenure.observe.journal import Asked, Times, Tokens
-from tenure.observe.reporting import Reporter
+from tenure.observe.reporting import RequestObserver
 from tenure.observe.request_summary import RequestSummary
 from tenure.observe.tracing import SpanTracer
 from tenure.outcomes import Outcome
@@ -101,7 +101,7 @@ def test_a_request_through_the_guard():
     exporter = InMemorySpanExporter()
     tracer = SpanTracer(exporter, "1.2")
     rig = Rig()
-    rig.app = build_app(rig.context, rig.counts, HttpLimits(), reporter=Reporter(tracer=tracer))
+    rig.app = build_app(rig.context, RequestObserver(rig.counts, tracer=tracer), HttpLimits())
     reply = rig.chat("hi", n=2, max_tokens=5, headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
     rig.complete(temperature=-1)
     tracer.close()

@@ -25,6 +25,7 @@ from tenure.config import ApiSettings, HttpLimits
 from tenure.http.guard import Guard
 from tenure.http.protocol import http_protocol
 from tenure.observe.counters import CounterSchema, SharedCounters
+from tenure.observe.reporting import RequestObserver
 from tenure.prompts.text_model import load_text_model
 from tenure.source import resolve_source
 from tests.api.rig import RawClient, post, run
@@ -116,7 +117,7 @@ async def _front(server: ServerProcess, inside: Wrap, outside: Wrap) -> AsyncIte
     schema = CounterSchema(workers=1, routes=table.work_paths(), models=("script",))
     with closing(SharedCounters.create(schema)) as counters:
         inner = inside(build_inner(_context(server, engine, counters), table, limits))
-        guard = Guard(inner, table, counters.worker(0), limits)
+        guard = Guard(inner, table, RequestObserver(counters.worker(0)), limits)
         config = uvicorn.Config(outside(guard), http=http_protocol(limits), ws="none", log_config=None, lifespan="off")
         web, listener = _Uvicorn(config), socket.create_server(("127.0.0.1", 0))
         front = _Front(listener.getsockname()[1], guard, counters, engine)

@@ -43,10 +43,9 @@ from tenure.api.rerank.types import RerankReply, RerankRequest, ScoreReply, Scor
 from tenure.config import CorsConfig, HttpLimits, KeyRing
 from tenure.http.cors import answer_preflights
 from tenure.http.errors import Dialect
+from tenure.http.exchange import Observer
 from tenure.http.guard import Guard
 from tenure.http.routes import Description, Handler, Route, RouteTable
-from tenure.observe.journal import RequestCounter
-from tenure.observe.reporting import Reporter
 from tenure.wire.messages import ServerLedger
 
 
@@ -117,17 +116,16 @@ _OPERATIONS = (
 
 def build_app(
     context: AppContext,
-    counter: RequestCounter,
+    observer: Observer,
     limits: HttpLimits,
     keys: KeyRing = KeyRing(),  # noqa: B008 -- frozen
     cors: CorsConfig = CorsConfig(),  # noqa: B008
-    reporter: Reporter = Reporter(),  # noqa: B008
 ) -> Guard:
     """Return the ASGI application: the guard around the dispatcher."""
     routes = route_table()
     inner = answer_preflights(build_inner(context, routes, limits), cors)
     settings = context.settings
-    return Guard(inner, routes, counter, limits, keys, settings.root_path, reporter, settings.request_timeout)
+    return Guard(inner, routes, observer, limits, keys, settings.root_path, settings.request_timeout)
 
 
 def build_inner(context: AppContext, routes: RouteTable, limits: HttpLimits) -> ASGIApp:

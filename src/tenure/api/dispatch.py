@@ -2,15 +2,14 @@
 
 import logging
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from tenure.api.common.call import Call
 from tenure.api.common.context import AppContext
 from tenure.client import GenerationFailed
 from tenure.config import HttpLimits
-from tenure.http.exchange import Exchange, Stage
+from tenure.http.exchange import EXCHANGE_KEY, Exchange, Stage
 
-EXCHANGE_KEY = "tenure.exchange"
 logger = logging.getLogger("tenure.api")
 
 
@@ -45,23 +44,3 @@ async def _answer_failure(call: Call, exchange: Exchange, exc: Exception) -> Non
         await call.respond_error(told)
     elif exchange.stage is Stage.STARTED:
         raise exc
-
-
-def inner_scope(scope: Scope, exchange: Exchange) -> Scope:
-    """What the guard hands inwards, for the dispatcher to find the exchange in."""
-    return {**scope, "extensions": {**scope.get("extensions", {}), EXCHANGE_KEY: exchange}}
-
-
-def replay(exchange: Exchange) -> Receive:
-    """A `receive` that gives the body once, and `http.disconnect` when the exchange is over."""
-    given = False
-
-    async def receive() -> Message:
-        nonlocal given
-        if not given:
-            given = True
-            return {"type": "http.request", "body": exchange.body, "more_body": False}
-        await exchange.over.wait()
-        return {"type": "http.disconnect"}
-
-    return receive

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 from tenure import __version__
 from tenure.api.app import build_app
 from tenure.api.common.context import AppContext
+from tenure.api.operations.cancel_by_name import recall
 from tenure.checkpoints.model_config import read_sampling_defaults
 from tenure.checkpoints.profile import read_profile
 from tenure.client import EngineClient, Fleet, Served
@@ -34,7 +35,7 @@ from tenure.http.protocol import http_protocol
 from tenure.observe.counters import CounterSchema, SharedCounters
 from tenure.observe.journal import ENGINE_CANCEL_SECONDS, RequestCounter
 from tenure.observe.logs import configure_logging
-from tenure.observe.reporting import Reporter
+from tenure.observe.reporting import RequestObserver, Tracer
 from tenure.process.descriptors import allow_descriptors
 from tenure.process.lifeline import die_with_parent, end_of_file
 from tenure.process.reports import HEARTBEAT_INTERVAL, Alive, Failed, Serving, offer_report, write_report
@@ -76,20 +77,20 @@ def main() -> None:
     shared = SharedCounters.attach(counters, CounterSchema(workers=config.workers, models=config.model_names))
     request_short_time_slices()
     sys.set_int_max_str_digits(_MOST_DIGITS)
-    with _reporting(config.report) as reporter:
-        serve = partial(_serve, config, texts, socket.socket(fileno=listener), shared, report, reporter)
+    with _tracing(config.report) as tracer:
+        serve = partial(_serve, config, texts, socket.socket(fileno=listener), shared, report, tracer)
         anyio.run(serve, backend_options={"use_uvloop": True})
 
 
 @contextmanager
-def _reporting(config: ReportConfig) -> Iterator[Reporter]:
+def _tracing(config: ReportConfig) -> Iterator[Tracer | None]:
     if not config.traces_endpoint:
-        yield Reporter(log_bodies=config.log_bodies)
+        yield None
         return
     from tenure.observe.tracing import open_tracer  # noqa: PLC0415 -- an extra, which others need not have
 
     with closing(open_tracer(config.traces_endpoint, __version__)) as tracer:
-        yield Reporter(log_bodies=config.log_bodies, tracer=tracer)
+        yield tracer
 
 
 async def _serve(
@@ -98,13 +99,14 @@ async def _serve(
     listener: socket.socket,
     shared: SharedCounters,
     report: int,
-    reporter: Reporter,
+    tracer: Tracer | None,
 ) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM) as signals:
         async with anyio.create_task_group() as group:
             group.start_soon(_watch_lifeline)
             counter = shared.worker(config.worker)
-            fleet = _fleet(config, texts, counter, lambda names: guard.recall(names))
+            observer = RequestObserver(counter, log_bodies=config.report.log_bodies, tracer=tracer)
+            fleet = _fleet(config, texts, counter, lambda names: recall(guard.open_exchanges, observer.ended, names))
             group.start_soon(fleet.run)
             limits = _within_descriptors(config.limits)
             context = AppContext(
@@ -116,7 +118,7 @@ async def _serve(
                 started_at=config.started_at,
                 draining=lambda: guard.snapshot().draining,
             )
-            guard = build_app(context, counter, limits, config.api_keys, config.cors, reporter)
+            guard = build_app(context, observer, limits, config.api_keys, config.cors)
             server = _Server(_uvicorn_config(add_cors_headers(guard, config.cors), limits, config.tls))
             group.start_soon(_drain_on_signal, signals, guard, server, config.shutdown_timeout)
             group.start_soon(_report_ready, fleet, report)

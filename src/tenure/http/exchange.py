@@ -13,13 +13,16 @@ Invariants: `stage` only moves forward; `gone_at` and `error` are each set at mo
 
 import time
 from enum import Enum
+from typing import Any, Protocol
 
 import anyio
+from starlette.types import Message, Receive, Scope
 
 from tenure.http.errors import ApiError
 from tenure.http.request_head import RequestHead, RequestOptions
-from tenure.observe.journal import Journal
 from tenure.outcomes import Outcome
+
+EXCHANGE_KEY = "tenure.exchange"
 
 
 class Stage(Enum):
@@ -33,10 +36,11 @@ class Stage(Enum):
 class Exchange:
     """The guard's record of one request; see the module's text for who may change what."""
 
-    def __init__(self, head: RequestHead, journal: Journal, *, work: bool) -> None:
+    def __init__(self, head: RequestHead) -> None:
         self.head = head
-        self.journal = journal
-        self.work = work
+        self.journal: Any = None
+        """What the guard's observer keeps of it; the guard does not look at it."""
+        self.work = head.route.work and not head.asks_options
         self.body = b""
         self.body_bytes = 0
         """Of the body, as far as it was read."""
@@ -98,3 +102,36 @@ class Exchange:
         if self.status < 400:
             return Outcome.OK
         return Outcome.INVALID if self.status < 500 else Outcome.ENGINE_ERROR
+
+
+class Observer(Protocol):
+    """What a guard tells of its exchanges, each of these once and in this order."""
+
+    def opened(self, exchange: Exchange) -> object:
+        """One has come. What is returned stays with it as its `journal`."""
+
+    def received(self, exchange: Exchange) -> None:
+        """Its body is complete; not told of one without a body."""
+
+    def closed(self, exchange: Exchange) -> None:
+        """It is over, and `outcome()` is final."""
+
+
+def inner_scope(scope: Scope, exchange: Exchange) -> Scope:
+    """What the guard hands inwards, for the innermost application to find the exchange in."""
+    return {**scope, "extensions": {**scope.get("extensions", {}), EXCHANGE_KEY: exchange}}
+
+
+def replay(exchange: Exchange) -> Receive:
+    """A `receive` that gives the body once, and `http.disconnect` when the exchange is over."""
+    given = False
+
+    async def receive() -> Message:
+        nonlocal given
+        if not given:
+            given = True
+            return {"type": "http.request", "body": exchange.body, "more_body": False}
+        await exchange.over.wait()
+        return {"type": "http.disconnect"}
+
+    return receive

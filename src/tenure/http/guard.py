@@ -23,25 +23,16 @@ from functools import partial
 import anyio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tenure.api.dispatch import inner_scope, replay
-from tenure.api.operations.cancel_by_name import recall
 from tenure.config import HttpLimits, KeyRing
 from tenure.http import errors, intake, json_shape
 from tenure.http.errors import ApiError
-from tenure.http.exchange import Exchange, Stage
+from tenure.http.exchange import Exchange, Observer, Stage, inner_scope, replay
 from tenure.http.outlet import Outlet
 from tenure.http.protocol import CONNECTION_KEY, Connection
 from tenure.http.request_head import RequestOptions, in_origin_form, read_head
 from tenure.http.routes import Match, RouteTable
-from tenure.observe.journal import Journal, RequestCounter, Times
-from tenure.observe.reporting import Reporter
-from tenure.observe.request_summary import summary_of
-from tenure.process.ended import EndedRequests
-from tenure.wire.messages import CancelledRequest, Recall
 
-CANCEL_SECONDS = "cancel_seconds"
-REQUEST_SECONDS = "request_seconds"
-logger = logging.getLogger("tenure.api")
+logger = logging.getLogger("tenure.http")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +46,26 @@ class GuardSnapshot:
 
 
 class Guard:
-    """ASGI application around `app`, which must end in a `Dispatcher`. It is given HTTP alone."""
+    """ASGI application around `app`, which answers the exchange that `inner_scope` holds. It is given HTTP alone."""
 
     def __init__(
         self,
         app: ASGIApp,
         routes: RouteTable,
-        counter: RequestCounter,
+        observer: Observer,
         limits: HttpLimits,
         keys: KeyRing = KeyRing(),  # noqa: B008 -- frozen
         root_path: str = "",
-        reporter: Reporter = Reporter(),  # noqa: B008 -- never changes
         request_timeout: float = 0.0,
     ) -> None:
         self._app = app
         self._routes = routes
-        self._counter = counter
-        self._reporter = reporter
+        self._observer = observer
         self._limits = limits
         self._keys = intake.digests(keys.keys)
         self._root_path = root_path
         self._request_timeout = request_timeout or None
         self._open: set[Exchange] = set()
-        self._ended = EndedRequests()
         self._body_bytes = 0
         self._watchers = 0
         self._draining: ApiError | None = None
@@ -95,13 +83,14 @@ class Guard:
 
     def end_open(self, reason: str) -> None:
         """End what is open as `unavailable`: 503, or an error event in a stream."""
-        for exchange in tuple(self._open):
+        for exchange in self.open_exchanges:
             exchange.fail(errors.engine_unavailable(reason))
             exchange.scope.cancel()
 
-    def recall(self, names: Recall) -> list[CancelledRequest]:
-        """End what is named; returns it, and what is named and has ended before."""
-        return recall(self._open, self._ended, names)
+    @property
+    def open_exchanges(self) -> tuple[Exchange, ...]:
+        """Those that have come and are not over."""
+        return tuple(self._open)
 
     async def wait_empty(self) -> None:
         """Return once no request of any kind is open."""
@@ -114,7 +103,7 @@ class Guard:
         scope = in_origin_form(scope)
         match = self._match(scope["method"], scope["path"])
         connection: Connection | None = scope.get("extensions", {}).get(CONNECTION_KEY)
-        exchange = _open_exchange(scope, match, self._counter)
+        exchange = Exchange(read_head(scope, match, time.monotonic()))
         outlet = Outlet(exchange, send, connection, self._limits.stall_timeout)
         with self._counted(exchange):
             await self._serve(exchange, match, scope, receive, outlet, connection)
@@ -130,28 +119,16 @@ class Guard:
     def _counted(self, exchange: Exchange) -> Iterator[None]:
         """Count an exchange in and out, whatever happens between."""
         self._open.add(exchange)
-        if exchange.work:
-            self._counter.arrive(exchange.head.route.path)
+        exchange.journal = self._observer.opened(exchange)
         try:
             yield
         finally:
             self._open.remove(exchange)
             self._body_bytes -= exchange.body_bytes
-            if exchange.work:
-                self._close_out(exchange)
+            self._observer.closed(exchange)
             if not self._open:
                 while self._emptied:
                     self._emptied.pop().set()
-
-    def _close_out(self, exchange: Exchange) -> None:
-        summary = summary_of(exchange, time.monotonic())
-        exchange.journal.close(summary.outcome)
-        self._counter.leave(summary.route, summary.model, summary.outcome)
-        self._counter.observe(REQUEST_SECONDS, summary.seconds, summary.model)
-        if summary.gone_at is not None:
-            self._counter.observe(CANCEL_SECONDS, summary.ended_at - summary.gone_at, summary.model)
-        self._ended.note(CancelledRequest(exchange.head.request_id, summary.outcome, 0.0))
-        self._reporter.ended(summary)
 
     async def _serve(
         self,
@@ -209,7 +186,7 @@ class Guard:
         hold = partial(self._hold, exchange)
         exchange.body = await intake.read_body(receive, self._limits, hold, exchange.time_left())
         exchange.body_complete = True
-        self._reporter.received(exchange)
+        self._observer.received(exchange)
         json_shape.check_shape(exchange.body, self._limits)
 
     def _hold(self, exchange: Exchange, size: int) -> None:
@@ -250,12 +227,6 @@ class Guard:
         if connection is not None and connection.refusal is not None:
             exchange.note_refusal(connection.refusal)
         exchange.leave(time.monotonic())
-
-
-def _open_exchange(scope: Scope, match: Match | None, counter: RequestCounter) -> Exchange:
-    head = read_head(scope, match, time.monotonic())
-    journal = Journal(counter, Times(head.received_at))
-    return Exchange(head, journal, work=head.route.work and not head.asks_options)
 
 
 def _record_failure(exchange: Exchange, exc: Exception) -> None:

@@ -3,14 +3,12 @@
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tenure.http.errors import Dialect
 
-if TYPE_CHECKING:
-    from tenure.api.common.call import Call
-
-Handler = Callable[["Call"], Awaitable[None]]
+Handler = Callable[[Any], Awaitable[None]]
+"""Takes what the innermost application makes of an exchange."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,17 @@
-"""What the guard tells the world of work requests: a log line at each end, a span, and the body if it is asked for."""
+"""What is told of work requests: counts, a log line at each end, a span, and the body if it is asked for."""
 
 import logging
+import time
 from typing import Protocol
 
 from tenure.http.exchange import Exchange
-from tenure.observe.request_summary import RequestSummary, log_fields, log_text
+from tenure.observe.journal import Journal, RequestCounter, Times
+from tenure.observe.request_summary import RequestSummary, log_fields, log_text, summary_of
+from tenure.process.ended import EndedRequests
+from tenure.wire.messages import CancelledRequest
 
+CANCEL_SECONDS = "cancel_seconds"
+REQUEST_SECONDS = "request_seconds"
 access_logger = logging.getLogger("tenure.access")
 
 
@@ -15,15 +21,25 @@ class Tracer(Protocol):
     def record(self, summary: RequestSummary) -> None: ...
 
 
-class Reporter:
-    """`log_bodies`: how many characters of a request's body are logged when it has been read; 0 is none at all."""
+class RequestObserver:
+    """The `Observer` of an API process's guard: counts each work request in and out, and tells of its end.
 
-    def __init__(self, *, log_bodies: int = 0, tracer: Tracer | None = None) -> None:
+    `log_bodies`: how many characters of a request's body are logged when it has been read; 0 is none at all.
+    """
+
+    def __init__(self, counter: RequestCounter, *, log_bodies: int = 0, tracer: Tracer | None = None) -> None:
+        self.ended = EndedRequests()
+        self._counter = counter
         self._log_bodies = log_bodies
         self._tracer = tracer
 
+    def opened(self, exchange: Exchange) -> Journal:
+        if exchange.work:
+            self._counter.arrive(exchange.head.route.path)
+        return Journal(self._counter, Times(exchange.head.received_at))
+
     def received(self, exchange: Exchange) -> None:
-        """A work request is complete. Its body holds what the caller wrote: it is shown only where that is wanted."""
+        """Show the body, which holds what the caller wrote, only where that is wanted."""
         if self._log_bodies and exchange.work:
             body = exchange.body.decode(errors="replace")
             shown = body[: self._log_bodies] + ("..." if len(body) > self._log_bodies else "")
@@ -35,8 +51,16 @@ class Reporter:
                 extra={"fields": {"id": head.request_id, "route": head.route.path, "body": shown}},
             )
 
-    def ended(self, summary: RequestSummary) -> None:
-        """A work request is over."""
+    def closed(self, exchange: Exchange) -> None:
+        if not exchange.work:
+            return
+        summary = summary_of(exchange, time.monotonic())
+        exchange.journal.close(summary.outcome)
+        self._counter.leave(summary.route, summary.model, summary.outcome)
+        self._counter.observe(REQUEST_SECONDS, summary.seconds, summary.model)
+        if summary.gone_at is not None:
+            self._counter.observe(CANCEL_SECONDS, summary.ended_at - summary.gone_at, summary.model)
+        self.ended.note(CancelledRequest(summary.request_id, summary.outcome, 0.0))
         if access_logger.isEnabledFor(logging.INFO):
             access_logger.info("%s", log_text(summary), extra={"fields": log_fields(summary)})
         if self._tracer is not None:

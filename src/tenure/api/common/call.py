@@ -18,6 +18,7 @@ from tenure.http.errors import ApiError
 from tenure.http.event_stream import EventStream
 from tenure.http.exchange import Exchange, Stage
 from tenure.http.request_head import RequestOptions
+from tenure.observe.journal import Journal
 from tenure.wire.messages import Submit
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ class Call:
     def __init__(self, exchange: Exchange, context: AppContext, send: Send, limits: HttpLimits) -> None:
         self.context = context
         self._exchange = exchange
+        self._journal: Journal = exchange.journal
         self._send = send
         self._limits = limits
 
@@ -76,11 +78,11 @@ class Call:
     @property
     def model(self) -> str:
         """The served name under which the request is counted; set it as soon as it is known."""
-        return self._exchange.journal.model
+        return self._journal.model
 
     @model.setter
     def model(self, name: str) -> None:
-        self._exchange.journal.model = name
+        self._journal.model = name
 
     async def compute(self, work: Callable[[], T], size: int | None = None) -> T:
         """Run `work` on an input of this size, by default the body's: in a thread if it is long.
@@ -134,7 +136,7 @@ class Call:
 
         What becomes of it is noted for the figures. Set `model` before. Raises ApiError when the time is up already.
         """
-        watch = self._exchange.journal.follow(submit)
+        watch = self._journal.follow(submit)
         submit = self._with_options(submit)
         async with opener.open(submit, self._exchange.outcome) as handle:
             handle.watch(watch)
