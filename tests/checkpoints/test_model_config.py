@@ -117,15 +117,8 @@ def test_files_that_are_no_json_object(text: str, tmp_path: Path) -> None:
         read_config(ResolvedSource(SourceKind.FOLDER, tmp_path, "m"))
 
 
-def test_sampling_defaults_are_those_named_and_finite(tmp_path: Path) -> None:
-    generation = {
-        "temperature": 0.6,
-        "top_p": 0.9,
-        "top_k": None,
-        "max_new_tokens": 99,
-        "repetition_penalty": float("inf"),
-        "min_p": True,
-    }
+def test_sampling_defaults_are_those_named(tmp_path: Path) -> None:
+    generation = {"temperature": 0.6, "top_p": 0.9, "top_k": None, "max_new_tokens": 99}
     source = folder(tmp_path, LLAMA, generation | {"do_sample": True, "max_length": 20})
     assert read_sampling_defaults(source) == {"temperature": 0.6, "top_p": 0.9, "max_new_tokens": 99}
 

@@ -1,7 +1,9 @@
 """Small GGUF files, and the demo model's, for tests."""
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -50,7 +52,7 @@ def byte_level_file(
     merges: list[str],
     extra: tuple[str, ...] = (),
     tokenizer_model: str = "gpt2",
-    unused: tuple[int, ...] = (),
+    types: Mapping[int, int] = MappingProxyType({}),
     **keys,
 ) -> Path:
     """A byte-level vocabulary: <|begin|>, <|end|>, the 256 bytes, what the merges make, `extra`."""
@@ -62,10 +64,12 @@ def byte_level_file(
         if pre is not None:
             writer.add_tokenizer_pre(pre)
         writer.add_token_list(tokens)
-        writer.add_token_types([3, 3] + [5 if index in unused else 1 for index in range(2, len(tokens))])
+        writer.add_token_types([3, 3] + [types.get(index, 1) for index in range(2, len(tokens))])
         writer.add_token_merges(merges)
         writer.add_bos_token_id(0)
         writer.add_eos_token_id(1)
+        if template := keys.pop("chat_template", None):
+            writer.add_chat_template(template)
         for key, value in keys.items():
             add = writer.add_bool if isinstance(value, bool) else writer.add_uint32
             add(f"tokenizer.ggml.{key}", value)

@@ -160,7 +160,7 @@ class TestPreTokenizers:
         }
 
     def test_entries_that_fill_up_the_vocabulary_are_no_tokens(self, tmp_path):
-        path = byte_level_file(tmp_path / "m", "gpt-2", DIGITS, extra=("[PAD261]", "<|more|>"), unused=(261,))
+        path = byte_level_file(tmp_path / "m", "gpt-2", DIGITS, extra=("[PAD261]", "<|more|>"), types={261: 5})
         assert load_gguf(path).without_token == {261}
         assert token_ids(ResolvedSource(SourceKind.GGUF, path, "m")) == set(range(263)) - {261}
 

@@ -3,7 +3,6 @@
 Every number that sizes anything is checked here, so the code that builds the model can rely on it.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +72,10 @@ def read_config(source: ResolvedSource) -> ModelConfig:
         return _checked(_from_folder(source.path), source.path)
 
 
-def read_sampling_defaults(source: ResolvedSource) -> dict[str, float]:
-    """The sampling values that the model's authors recommend, under their API names; those it names only.
+def read_sampling_defaults(source: ResolvedSource) -> dict[str, Any]:
+    """The sampling values that the model's authors recommend, under their API names and unchecked; those it names only.
 
-    Values that are not finite numbers are left out. `do_sample` has no say here, as in vLLM.
+    `do_sample` has no say here, as in vLLM.
     """
     if source.kind is SourceKind.GGUF:
         with GGUFFile.open(source.path) as file:
@@ -84,12 +83,7 @@ def read_sampling_defaults(source: ResolvedSource) -> dict[str, float]:
             raw: Raw = {key: file.metadata.get(f"general.sampling.{names.get(key, key)}") for key in SAMPLING_KEYS}
     else:
         raw = read_object(source.path / "generation_config.json", required=False)
-    defaults = {key: raw.get(key) for key in SAMPLING_KEYS}
-    return {
-        key: value
-        for key, value in defaults.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }
+    return {key: raw[key] for key in SAMPLING_KEYS if raw.get(key) is not None}
 
 
 def _from_folder(folder: Path) -> ModelConfig:

@@ -1,21 +1,26 @@
 """The text side of a served model: tokenizer, chat template, end tokens, sampling defaults; and how it is loaded."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tenure.checkpoints.profile import ModelProfile
-from tenure.errors import ResourceError
+from tenure.errors import CallerError
+from tenure.http.errors import ApiError, invalid_request
 from tenure.prompts.chat_template import ChatTemplate
-from tenure.prompts.ranges import RANGES
+from tenure.prompts.ranges import RANGES, check_number
 from tenure.prompts.reranker_prompt import reranker_prompt
 from tenure.prompts.score_template import template_prompt
 from tenure.source import ResolvedSource
 from tenure.text.tokenizer import Tokenizer, load_tokenizer
 
+logger = logging.getLogger("tenure.api")
+
 ScorePrompt = Callable[[str, str, str | None], str]
 """Writes a query, a document and an instruction (None for the model's own) as one prompt."""
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_ANSWER = "ANSWER"
 
 
 @dataclass(frozen=True)
@@ -49,18 +54,23 @@ class TextModel:
     """For a model that reads a pair as a prompt; None for one that reads it as its tokenizer joins it."""
 
 
-def load_text_model(name: str, source: ResolvedSource, defaults: Mapping[str, float], created: int) -> TextModel:
+def load_text_model(name: str, source: ResolvedSource, defaults: Mapping[str, Any], created: int) -> TextModel:
     """Load what `source` says of text. `defaults` are the sampling values of the model's generation config.
 
-    A model without a chat template serves completions alone. Raises ResourceError for broken files and for defaults
-    that a request could not ask for, CallerError for a chat template that is not valid.
+    A model without a chat template serves completions alone; the token with which one ends turns ends answers, too.
+    Raises ResourceError for broken files, CallerError for a chat template that is not valid.
     """
     tokenizer = load_tokenizer(source)
+    template, ends = ChatTemplate.of(tokenizer), tokenizer.eos_token_ids
+    end = None if template is None else turn_end(template, tokenizer)
+    if end is not None and end not in ends:
+        ends = (*ends, end)
+        logger.info("%s: answers end with %s too, as turns do in its chat template", name, tokenizer.token_text(end))
     return TextModel(
         name=name,
         tokenizer=tokenizer,
-        template=ChatTemplate.of(tokenizer),
-        eos_token_ids=tokenizer.eos_token_ids,
+        template=template,
+        eos_token_ids=ends,
         defaults=generation_defaults(defaults, name),
         created=created,
     )
@@ -74,27 +84,30 @@ def score_prompt_of(profile: ModelProfile, template: ChatTemplate | None) -> Sco
     return own or reranker_prompt
 
 
-def generation_defaults(values: Mapping[str, float], name: str) -> GenerationDefaults:
+def generation_defaults(values: Mapping[str, Any], name: str) -> GenerationDefaults:
     """Return the defaults among `values`, by their API names; `max_new_tokens` is the length of a chat answer.
 
-    Raises ResourceError for a value out of the field's range.
+    What a request could not ask for is left out, with a warning.
     """
-    found = {key: values[key] for key in _SAMPLING if key in values}
-    if "max_new_tokens" in values:
-        found["max_tokens"] = values["max_new_tokens"]
-    for key, value in found.items():
-        allowed = RANGES[key]
-        if not allowed.admits(value) or (allowed.whole and not float(value).is_integer()):
-            raise ResourceError(f"{name}: the generation config has {key} = {value}; it must be {allowed.describe()}")
-    return GenerationDefaults(
-        temperature=found.get("temperature"),
-        top_p=found.get("top_p"),
-        top_k=_whole(found.get("top_k")),
-        min_p=found.get("min_p"),
-        repetition_penalty=found.get("repetition_penalty"),
-        max_tokens=_whole(found.get("max_tokens")),
-    )
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        field_name = "max_tokens" if key == "max_new_tokens" else key
+        try:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise invalid_request("it is not a number", key)
+            found[field_name] = check_number(key, value, RANGES[field_name])
+        except ApiError as error:
+            advice = "it is left out (--generation-config vllm leaves out all of that file)"
+            logger.warning("%s: the generation config has %s = %r: %s; %s", name, key, value, error, advice)
+    return GenerationDefaults(**found)
 
 
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+def turn_end(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
+    """The token that a chat template puts right behind an answer; None where there is none, or only text."""
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        _, answered, behind = template.render(turns, add_generation_prompt=False).rpartition(_ANSWER)
+    except CallerError:
+        return None  # it wants other turns
+    ids = tokenizer.encode(behind.strip(), add_special_tokens=False) if answered else []
+    return ids[0] if ids and tokenizer.is_added(ids[0]) else None

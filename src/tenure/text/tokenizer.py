@@ -146,13 +146,17 @@ class Tokenizer:
         """No token stands for more bytes of text than this."""
         return max(len(piece.encode()) for piece in self._vocabulary.backend.get_vocab())
 
+    def is_added(self, token: int) -> bool:
+        """Whether the token is found in texts as it is, before they are cut into others."""
+        return token in self._vocabulary.added_ids
+
     def is_special(self, token: int) -> bool:
         """Whether `skip_special_tokens` drops the token's text."""
         return token in self._vocabulary.special_ids
 
     def _compute_bytes(self, token: int) -> bytes:
         piece = self.token_piece(token)
-        if token in self._vocabulary.added_ids:
+        if self.is_added(token):
             return piece.encode()
         return piece_bytes(piece, self._vocabulary.coding)
 
