@@ -1,5 +1,7 @@
 """`/rerank`, `/v1/rerank` and `/v2/rerank`: one handler, the shapes that Jina's and Cohere's clients send and read."""
 
+import math
+
 import anyio
 import numpy as np
 import pytest
@@ -35,7 +37,9 @@ def results(reply):
 
 
 def ranking(reply):
-    return [(entry["index"], pytest.approx(entry["relevance_score"])) for entry in results(reply)]
+    """Index and logit of each result."""
+    scores = [(entry["index"], entry["relevance_score"]) for entry in results(reply)]
+    return [(index, pytest.approx(math.log(score / (1 - score)), abs=1e-6)) for index, score in scores]
 
 
 def read(rig):
@@ -120,6 +124,16 @@ def test_documents_come_back_as_they_were(path, shown):
 def test_documents_that_are_not_wanted_are_left_out(path):
     reply = rerank_rig().post(path, {"query": "q", "documents": ["a", {"text": "b"}], "return_documents": False})
     assert [set(entry) for entry in results(reply)] == [{"index", "relevance_score"}] * 2
+
+
+def test_scores_near_one_are_told_apart_and_ranked_by_what_they_come_from(path):
+    logits = np.array([24, 36, 60, 28, 25, -60, 30, 61], np.float32)
+    rig = pooling_rig(CROSS_ENCODER, lambda ids, params: logits[[ids[ids.index(END) + 1] - ord("0")]][None])
+    found = results(rig.post(path, {"query": "q", "documents": list("01234567")}))
+    assert [entry["index"] for entry in found] == [7, 2, 1, 6, 3, 4, 0, 5]
+    scores = [entry["relevance_score"] for entry in found]
+    assert scores[2:] == [1 / (1 + math.exp(-logit)) for logit in (36, 30, 28, 25, 24, -60)]
+    assert scores[0] == 1.0 > scores[2] > scores[3] > scores[4] > scores[5] > scores[6] > scores[7] > 0
 
 
 def test_one_bare_document(path):

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.models.tiny_encoders import save_encoder
-from tests.prompts.test_pairs import bert_folder, transformers
+from tests.text.test_pairs import bert_folder, transformers
 from tests.serving.conftest import Servers, Start
 from tests.serving.server import ServerProcess, until
 from tests.serving.wire import Wire, post

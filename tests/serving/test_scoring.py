@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.models.tiny_encoders import save_encoder
-from tests.prompts.test_pairs import bert_folder, transformers, xlm_r_folder
+from tests.text.test_pairs import bert_folder, transformers, xlm_r_folder
 from tests.serving.conftest import Servers
 from tests.serving.server import ServerProcess, until
 from tests.serving.wire import LEAVING, post

@@ -18,7 +18,7 @@ from tenure.api.common.pooling_fields import check_shared
 from tenure.api.common.pooling_job import PoolingJob, Vectors, feed_pooled
 from tenure.api.common.reply import reading_usage
 from tenure.api.common.selection import Chosen, select_model
-from tenure.api.rerank.scoring import ClassScores, PairedScores, Scores, cosine, counted_rows, max_similarity
+from tenure.api.rerank.scoring import ClassScores, PairedScores, Scores, cosine, counted_rows, max_similarity, sigmoid
 from tenure.api.rerank.texts import entry_text, listed, read_sides, shown_document
 from tenure.api.rerank.types import (
     BilledUnits,
@@ -67,10 +67,11 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Scored:
-    """One finite score for each document, in order."""
+    """One finite score for each document, in order; and what ranks them, where scores that differ look the same."""
 
     id: str
     scores: Sequence[float]
+    ranks: Sequence[float]
     prompt_tokens: int
 
 
@@ -100,7 +101,7 @@ async def rerank(call: Call) -> None:
     documents = [entry_text(entry, name, request.rank_fields or ()) for name, entry in entries]
     pairs = Pairs(("query", "documents"), [entry_text(request.query, "query")], documents)
     scored = await _score(call, chosen, request, pairs)
-    best = sorted(range(len(documents)), key=lambda index: (-scored.scores[index], index))[:top_n]
+    best = sorted(range(len(documents)), key=lambda index: (-scored.ranks[index], index))[:top_n]
     shown = request.return_documents is not False
     results = [
         RerankResult(
@@ -129,7 +130,10 @@ async def _score(call: Call, chosen: Chosen, request: PairFields, pairs: Pairs) 
     await feed_pooled(call, chosen.engine, job, public_id, _taker(scores, chosen.text.profile, pairs, job))
     if not all(map(math.isfinite, scores.values)):
         raise internal_error("A score is not finite (NaN or infinity).")
-    return Scored(public_id, scores.values, job.prompt_tokens)
+    values = scores.values
+    if request.use_activation is not False and _scoring(chosen.text.profile) is Scoring.CROSS_ENCODER:
+        values = [sigmoid(logit) for logit in values]
+    return Scored(public_id, values, scores.values, job.prompt_tokens)
 
 
 def _job(request: PairFields, pairs: Pairs, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingJob:
@@ -153,7 +157,11 @@ def _job(request: PairFields, pairs: Pairs, chosen: Chosen, settings: ApiSetting
         prompts=prompts.ids,
         segments=prompts.segments,
         unattended=prompts.unattended,
-        params=PoolingParams(task=_POOLED[_scoring(profile)], activation=shared.activation),
+        # Of classes the logits: in float32 the sigmoid of all above 17 is 1.
+        params=PoolingParams(
+            task=_POOLED[_scoring(profile)],
+            activation=shared.activation and _scoring(profile) is not Scoring.CROSS_ENCODER,
+        ),
         priority=shared.priority,
         cache_salt=shared.cache_salt,
     )

@@ -3,6 +3,7 @@
 An owner here belongs to one HTTP request: what is made of the query is dropped with it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -27,7 +28,7 @@ class Scores(Protocol):
 
 
 class ClassScores:
-    """Each item is a pair; its score is its only class."""
+    """Each item is a pair; its score is the logit of its only class."""
 
     def __init__(self, pairs: int) -> None:
         self.values = [0.0] * pairs
@@ -72,6 +73,11 @@ class PairedScores:
         self.values[document] = self._similarity(self._known[query], vectors)
         if self._queries > 1:
             del self._known[query]
+
+
+def sigmoid(logit: float) -> float:
+    """The probability that a logit stands for, as precisely as a float can have it."""
+    return 1 / (1 + math.exp(-logit)) if logit >= 0 else math.exp(logit) / (1 + math.exp(logit))
 
 
 def cosine(first: Vectors, second: Vectors) -> float:
