@@ -13,10 +13,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.models.tiny_encoders import save_encoder
-from tests.text.test_pairs import bert_folder, transformers
 from tests.serving.conftest import Servers, Start
 from tests.serving.server import ServerProcess, until
 from tests.serving.wire import Wire, post
+from tests.text.test_pairs import bert_folder, transformers
 
 MANY = [f"{number} bears of china " * 25 for number in range(500)]
 STEP_TOKENS = 2048

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from tests.models.tiny_encoders import save_encoder
-from tests.text.test_pairs import bert_folder, transformers, xlm_r_folder
 from tests.serving.conftest import Servers
 from tests.serving.server import ServerProcess, until
 from tests.serving.wire import LEAVING, post
+from tests.text.test_pairs import bert_folder, transformers, xlm_r_folder
 
 QUERY = "what is a panda"
 DOCUMENTS = ["the panda is a bear of china", "", "hello world", "panda " * 30, "what is a panda"]
