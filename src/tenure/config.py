@@ -114,7 +114,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     linger_timeout: float = 5.0
     """How long a refused client may go on sending, so that it gets to read why it was refused."""
     stall_timeout: float = 30.0
-    """How long one write may wait for a client that does not read."""
+    """How long one write may wait for a client that does not read, and a generation be stalled for it in all."""
     keep_alive_interval: float = 0.0
     """Silence in a stream after which a comment line is sent; 0 is off."""
 

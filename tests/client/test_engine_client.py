@@ -6,15 +6,20 @@ import msgspec
 import pytest
 
 from tenure.client import EndOfGeneration, EngineClient, GenerationFailed, GenerationHandle, Refusal
-from tenure.client.generation import STALL_ABOVE
+from tenure.client.generation import STALL_ABOVE, size_of
 from tenure.core.admission import Gate, GateLimits
 from tenure.core.admission import Refusal as GateRefusal
 from tenure.errors import EndingError
 from tenure.outcomes import Outcome
+from tenure.pooling import Pooled, PoolingParams, PoolingTask
+from tenure.sampling import TokenLogprobs
 from tenure.wire import messages as wire
 from tests.client.engines import SUBMIT, Bench, ObedientEngine, bench, output
 from tests.tasks import Interrupted, run
 from tests.wire.samples import CARD
+
+FITTING = STALL_ABOVE // size_of(output(1, 0).outputs[0])
+"""How many outputs may wait."""
 
 
 class Handler:
@@ -363,14 +368,113 @@ def test_a_reader_that_does_not_keep_up_stalls_its_request_and_goes_on_with_ever
                 await handler.admitted.wait()
                 assert handler.handle is not None
                 for _ in range(2):  # it may fall behind again
-                    await engine.say(*(output(number, token) for token in range(STALL_ABOVE)))
-                    await engine.say_and_be_heard(rig.client, output(number, STALL_ABOVE), output(number, -1))
+                    await engine.say(*(output(number, token) for token in range(FITTING)))
+                    await engine.say_and_be_heard(rig.client, output(number, FITTING), output(number, -1))
                     assert await engine.hear(wire.Stall) == wire.Stall(request=number), "told once"
                     received = await handler.handle.receive()
-                    assert [item.tokens[0] for item in received] == [*range(STALL_ABOVE + 1), -1]
+                    assert [item.tokens[0] for item in received] == [*range(FITTING + 1), -1]
                     assert await engine.hear(wire.Resume) == wire.Resume(request=number)
                 await engine.say(wire.Ended(request=number, outcome=Outcome.OK))
                 handler.leave.set()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("size", [4, 4096, 512 * 1024], ids=["scores", "vectors", "vectors of tokens"])
+def test_what_waits_of_many_texts_is_bounded_in_bytes(size: int) -> None:
+    """Nobody takes the answers: after about a mebibyte, however many these are, no more is to be computed."""
+
+    async def scenario() -> None:
+        orders: list[wire.ToEngine] = []
+        handle = GenerationHandle(1, orders.append)
+        handle.admit()
+        texts = 0
+        while not orders:
+            handle.deliver(wire.ItemOutput(1, texts, [], pooled=Pooled(1, bytes(size))))
+            texts += 1
+        assert orders == [wire.Stall(request=1)]
+        assert (texts - 1) * size <= 1024 * 1024 < texts * (size + 4096)
+        assert len(await handle.receive()) == texts
+        assert orders[1:] == [wire.Resume(request=1)]
+
+    run(scenario)
+
+
+def test_logprobs_that_wait_count_too() -> None:
+    async def scenario() -> None:
+        orders: list[wire.ToEngine] = []
+        handle = GenerationHandle(1, orders.append)
+        handle.admit()
+        reported = TokenLogprobs(0.0, 1, list(range(20)), [0.0] * 20)
+        handle.deliver(wire.ItemOutput(1, 0, [5], prompt_logprobs=[None, *[reported] * 1000]))
+        assert orders == [wire.Stall(request=1)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("pooling", [None, PoolingParams(task=PoolingTask.EMBED)], ids=["generation", "pooling"])
+def test_a_reader_that_reads_a_little_now_and_then_is_not_waited_for_for_ever(pooling: PoolingParams | None) -> None:
+    """What counts is for how long the request was stalled in all. What is pooled does not wait for its caller."""
+    rounds, patience = 20, 0.05
+    submit = msgspec.structs.replace(SUBMIT, pooling=pooling)
+    taken = 0
+
+    async def trickle(client: EngineClient) -> None:
+        nonlocal taken
+        async with client.open(submit) as handle:
+            for _ in range(rounds):
+                await anyio.sleep(patience * 0.6)  # its pace
+                taken += bool(await handle.receive())
+
+    async def scenario() -> None:
+        async with bench(stall_timeout=patience) as rig:
+            engine = await rig.accept_ready()
+            async with anyio.create_task_group() as group:
+
+                async def feed() -> None:
+                    number = (await engine.hear(wire.Submit)).request
+                    await engine.say(wire.Admitted(request=number))
+                    heard: wire.ToEngine = wire.Resume(request=number)
+                    while not isinstance(heard, wire.Cancel):
+                        if isinstance(heard, wire.Resume):
+                            await engine.say(*(output(number, token) for token in range(FITTING + 1)))
+                        heard = await engine.hear_any()
+                    causes.append(heard.outcome)
+                    await engine.say(wire.Ended(request=number, outcome=heard.outcome))
+
+                group.start_soon(feed)
+                if pooling is None:
+                    with pytest.raises(GenerationFailed):
+                        await trickle(rig.client)
+                else:
+                    await trickle(rig.client)
+
+    causes: list[Outcome] = []
+    run(scenario)
+    assert (taken < rounds) is (pooling is None)
+    assert causes == [Outcome.STALLED if pooling is None else Outcome.ABORTED]
+
+
+def test_what_the_engine_is_through_with_is_stalled_no_longer() -> None:
+    """Who reads the rest slowly is in nobody's way."""
+
+    async def scenario() -> None:
+        async with bench(stall_timeout=0.02) as rig:
+            engine = await rig.accept_ready()
+            async with anyio.create_task_group() as group:
+
+                async def feed() -> None:
+                    number = (await engine.hear(wire.Submit)).request
+                    outputs = [output(number, token) for token in range(FITTING + 1)]
+                    await engine.say(
+                        wire.Admitted(request=number), *outputs, wire.Ended(request=number, outcome=Outcome.OK)
+                    )
+
+                group.start_soon(feed)
+                async with rig.client.open(SUBMIT) as handle:
+                    await handle.wait_over()
+                    await anyio.sleep(0.1)
+                    assert len(await handle.receive()) == FITTING + 1
 
     run(scenario)
 

@@ -83,6 +83,28 @@ def test_decoding_advances_however_many_prompts_arrive(depth: int) -> None:
 
 
 @at_both_depths
+@pytest.mark.parametrize(
+    "budget", [StepBudget(tokens=8), StepBudget(tokens=100, seconds=8.5, per_token=1.0)], ids=["tokens", "seconds"]
+)
+@pytest.mark.parametrize("lacking", ["slot", "blocks"])
+def test_decoding_leaves_nothing_to_prompts_that_cannot_start(lacking: str, budget: StepBudget, depth: int) -> None:
+    """Eight decode with a budget for them all, and a ninth waits: for a slot, or for blocks."""
+    scarce = {"num_slots": 8, "num_blocks": 200} if lacking == "slot" else {"num_slots": 9, "num_blocks": 8 * 7 + 3}
+    simulation = Simulation(Limits(max_model_len=32, block_size=4, **scarce), budget, depth=depth)
+    for variant in range(8):
+        simulation.submit(Ask((text(2, variant),), max_tokens=30, ignore_eos=True))
+    for _ in range(20):
+        simulation.turn()
+    simulation.submit(Ask((text(28, 9),), max_tokens=2, ignore_eos=True))
+    sampled = simulation.scheduler.counts.sampled
+    for _ in range(5):
+        simulation.turn()
+    assert simulation.scheduler.counts.sampled == sampled + 5 * 8
+    assert simulation.scheduler.snapshot().items == {State.RUNNING: 8, State.WAITING: 1}
+    simulation.run([])
+
+
+@at_both_depths
 def test_priority_decides_who_starts_first(depth: int) -> None:
     simulation = Simulation(Limits(max_model_len=16, num_blocks=8, block_size=4, num_slots=1), UNBOUNDED, depth=depth)
     for priority in (0, 5, -5, 0):
@@ -214,6 +236,61 @@ def test_an_item_is_evicted_a_few_times_and_then_stays(depth: int) -> None:
             simulation.submit(urgent)
     assert item.preemptions == MOST_EVICTIONS
     simulation.run([])
+
+
+@at_both_depths
+@pytest.mark.parametrize("scarce", [{"num_slots": 3}, {"num_blocks": 14}], ids=["slots", "blocks"])
+def test_what_waits_takes_the_place_of_what_is_stalled(scarce: dict[str, int], depth: int) -> None:
+    """As much of it as it needs, and the youngest first; those that come back are computed again."""
+    limits = Limits(**{"max_model_len": 32, "num_blocks": 40, "block_size": 4, "num_slots": 8, **scarce})
+    simulation = Simulation(limits, UNBOUNDED, depth=depth)
+    for variant in range(3):
+        simulation.submit(Ask((text(12, variant),), max_tokens=8, ignore_eos=True))
+    simulation.turn()
+    simulation.turn()
+    for number in (1, 2, 3):
+        simulation.stall(number)
+    waiting = simulation.submit(Ask((text(9, 7),), max_tokens=4, ignore_eos=True))
+    before = simulation.scheduler.counts.steps
+    while simulation.records[waiting].ending is None:
+        assert simulation.turn(), "nothing runs"
+    assert simulation.scheduler.counts.steps <= before + 4 + 2 * depth
+    states = [simulation.records[number].request.items[0].state for number in (1, 2, 3)]
+    assert states == [State.STALLED, State.STALLED, State.PREEMPTED]
+    assert simulation.scheduler.counts.preemptions == 1
+    simulation.run([])
+
+
+def test_nothing_that_is_stalled_is_evicted_in_vain() -> None:
+    """What waits could not start with the blocks of the stalled item either: a running one has the rest."""
+    simulation = Simulation(Limits(max_model_len=64, num_blocks=16, block_size=4, num_slots=4), UNBOUNDED)
+    simulation.submit(Ask((text(8),), max_tokens=8, ignore_eos=True))
+    simulation.submit(Ask((text(36, 1),), max_tokens=8, ignore_eos=True))
+    simulation.turn()
+    simulation.stall(1)
+    simulation.submit(Ask((text(40, 2),), max_tokens=2))
+    simulation.turn()
+    assert simulation.scheduler.snapshot().items == {State.STALLED: 1, State.RUNNING: 1, State.WAITING: 1}
+    simulation.run([])
+
+
+@at_both_depths
+def test_an_item_whose_caller_stops_reading_again_and_again_may_be_evicted_each_time(depth: int) -> None:
+    """It has the only slot; whoever comes meanwhile is served at once."""
+    simulation = Simulation(Limits(max_model_len=64, num_blocks=32, block_size=4, num_slots=1), UNBOUNDED, depth=depth)
+    slow = simulation.submit(Ask((text(5),), max_tokens=40, ignore_eos=True))
+    for variant in range(2 * MOST_EVICTIONS):
+        while simulation.records[slow].request.items[0].state is not State.RUNNING:
+            simulation.turn()
+        simulation.turn()
+        simulation.stall(slow)
+        other = simulation.submit(Ask((text(9, variant),), max_tokens=2, ignore_eos=True))
+        while simulation.records[other].ending is None:
+            assert simulation.turn(), "nothing runs"
+        simulation.resume(slow)
+    simulation.run([])
+    assert simulation.records[slow].ending is Outcome.OK
+    assert simulation.scheduler.counts.preemptions == 2 * MOST_EVICTIONS
 
 
 def test_stalled_items_make_room_for_those_that_run() -> None:

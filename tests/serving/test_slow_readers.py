@@ -142,6 +142,16 @@ def test_a_reader_that_does_not_come_back_is_cut_off(impatient: ServerProcess) -
     assert figures.sum("tenure_requests_total", outcome="stalled") == counted + 1
 
 
+def test_a_reader_that_reads_a_little_now_and_then_is_cut_off_too(impatient: ServerProcess) -> None:
+    """No single write waits for long, but all of them together do."""
+    counted = impatient.outcomes().get("stalled", 0)
+    with slow_reader(impatient, "drop by drop", n=2) as wire:
+        _, was_reset = wire.rest(at_a_time=4096, pace=0.05)
+        assert was_reset
+    until(lambda: impatient.outcomes().get("stalled", 0) == counted + 1)
+    impatient.wait_at_rest()
+
+
 def test_many_that_do_not_read_hold_up_nobody(impatient: ServerProcess) -> None:
     with ExitStack() as stack:
         for number in range(6):

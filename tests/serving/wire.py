@@ -5,6 +5,7 @@ import json
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -82,12 +83,16 @@ class Wire:
             found.append(event)
         return found
 
-    def rest(self) -> tuple[bytes, bool]:
-        """All bytes that are left, and whether the peer reset the connection instead of closing it."""
+    def rest(self, at_a_time: int = 1 << 16, pace: float = 0.0) -> tuple[bytes, bool]:
+        """All bytes that are left, and whether the peer reset the connection instead of closing it.
+
+        They are read `at_a_time`, with `pace` seconds between.
+        """
         found = b""
         try:
-            while data := self._file.read1(1 << 16):
+            while data := self._file.read1(at_a_time):
                 found += data
+                time.sleep(pace)
         except ConnectionResetError:
             return found, True
         return found, False

@@ -43,4 +43,4 @@ async def _answer_failure(call: Call, exchange: Exchange, exc: Exception) -> Non
     if exchange.stage is Stage.OPEN:
         await call.respond_error(told)
     elif exchange.stage is Stage.STARTED:
-        raise exc
+        raise told from exc

@@ -151,6 +151,7 @@ def _fleet(
                 worker=config.worker,
                 heartbeat_timeout=config.engine_heartbeat_timeout,
                 step_timeout=config.engine_step_timeout,
+                stall_timeout=config.limits.stall_timeout,
                 on_cancelled=partial(counter.observe, ENGINE_CANCEL_SECONDS, model=model.served_names[0]),
                 recall=recall,
             )

@@ -69,7 +69,7 @@ class EdgeOptions:
     body_timeout: Positive = _DEFAULTS.body_timeout
     """Seconds in which a request's body must arrive."""
     stall_timeout: Positive = _DEFAULTS.stall_timeout
-    """Seconds that a response may wait for a client that does not read."""
+    """Seconds that a response may wait for a client that does not read, and that its generation may stand in all."""
     max_connections: AtLeastOne = _DEFAULTS.max_connections
     """Most connections that one API process holds open."""
     sse_keep_alive_interval: Annotated[float, real(0)] = _DEFAULTS.keep_alive_interval

@@ -10,6 +10,7 @@ cancelled for when it goes on. Messages that fit no open request, or not its sta
 """
 
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from tenure.client.engine_status import EngineStatus, Health
-from tenure.client.generation import GenerationHandle, HandleState, Refusal
+from tenure.client.generation import GenerationFailed, GenerationHandle, HandleState, Refusal
 from tenure.errors import EndingError
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
@@ -57,7 +58,8 @@ class EngineClient:
     """One engine, reached through the Unix socket at `path`.
 
     `heartbeat_timeout`: seconds of silence after which the engine is taken for dead; 0 waits for ever. `step_timeout`:
-    seconds after which an engine whose step does not end is taken for dead; 0 waits for ever.
+    seconds after which an engine whose step does not end is taken for dead; 0 waits for ever. `stall_timeout`: seconds
+    for which a generation may be stalled in all, because its reader does not keep up.
     `on_cancelled` is told how long each cancel took until the engine held nothing of the request. `recall` ends what is
     named, and returns it with what it knows to have ended before.
     """
@@ -69,6 +71,7 @@ class EngineClient:
         worker: int = 0,
         heartbeat_timeout: float = 5.0,
         step_timeout: float = 0.0,
+        stall_timeout: float = math.inf,
         on_cancelled: Callable[[float], None] = _ignore,
         recall: Callable[[wire.Recall], list[wire.CancelledRequest]] = _nothing_to_recall,
     ) -> None:
@@ -77,6 +80,7 @@ class EngineClient:
         self._path = path
         self._worker = worker
         self._heartbeat_timeout = heartbeat_timeout
+        self._stall_timeout = stall_timeout
         self._on_cancelled = on_cancelled
         self._recall = recall
         self._outbox: Outbox | None = None
@@ -121,7 +125,7 @@ class EngineClient:
         Raises Refusal; also for a request that is larger than all open ones may be together: it is not even sent, as
         its message might be too large for the connection that all share. Leaving the scope before the request is over
         cancels it, and waits, shielded, until the engine holds nothing of it. When it is left because the task is
-        cancelled, `cause` tells why.
+        cancelled, `cause` tells why. What runs in it for longer than its reader may stall it ends as GenerationFailed.
         """
         if self.card is None:
             raise unavailable()
@@ -129,7 +133,10 @@ class EngineClient:
         handle = self._submit(submit)
         try:
             await handle.wait_admitted()
-            yield handle
+            with handle.scope:
+                yield handle
+            if handle.scope.cancelled_caught:
+                raise GenerationFailed(Outcome.STALLED, "the client stopped reading the response")
         except anyio.get_cancelled_exc_class():
             await self._cancel(handle, cause())
             raise
@@ -177,7 +184,9 @@ class EngineClient:
 
     def _submit(self, submit: wire.Submit) -> GenerationHandle:
         number, tokens = next(self._numbers), sum(map(len, submit.prompts))
-        handle = GenerationHandle(number, self._send, tokens, len(submit.prompts) * submit.n)
+        # What is pooled waits for this process alone: nothing of it is sent before all of it is there.
+        patience = math.inf if submit.pooling is not None else self._stall_timeout
+        handle = GenerationHandle(number, self._send, tokens, patience)
         self._send(msgspec.structs.replace(submit, request=number))
         self._open[number] = handle  # after it could be encoded: a request that was not sent has no ending
         self.status.submitted(tokens)

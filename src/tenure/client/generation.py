@@ -3,11 +3,12 @@
     asked --Admitted--> admitted --Ended--> ended        asked --Refused--> refused
     asked or admitted --the engine is lost--> lost
 
-Only the connection's receive task changes the state; the handler's task waits for it. What waits to be received is
-bounded by what the request may produce at all. When more than `STALL_ABOVE` outputs wait, because their reader does
-not keep up, the engine is asked to stall the request; when they have been taken, to go on.
+Only the connection's receive task changes the state; the handler's task waits for it. When more than `STALL_ABOVE`
+bytes wait to be received, because their reader does not keep up, the engine is asked to stall the request; when they
+have been taken, to go on. When it has been stalled for longer than it may be in all, its handler is cancelled.
 """
 
+import math
 import time
 from collections.abc import Callable
 from enum import Enum
@@ -64,20 +65,37 @@ class Watcher(Protocol):
         ...
 
 
-STALL_ABOVE = 256
+STALL_ABOVE = 1024 * 1024
+"""Bytes of outputs, as `size_of` estimates them."""
+_OUTPUT_BYTES = 2048
+"""What an output may take up with the text and the event that are made of it, without logprobs and vectors."""
+_LOGPROB_BYTES = 64
+
+
+def size_of(output: ItemOutput) -> int:
+    """About how many bytes the output takes up, at most."""
+    size = _OUTPUT_BYTES if output.pooled is None else _OUTPUT_BYTES + len(output.pooled.data)
+    for reported in (*(output.logprobs or ()), *(output.prompt_logprobs or ())):
+        size += _LOGPROB_BYTES * (1 + len(reported.ids)) if reported is not None else 0
+    return size
 
 
 class GenerationHandle:
     """See the module's docstring. `order` sends a word about the request to its engine.
 
-    `tokens` are those of its prompts, `items` how many there are: each may have an output waiting at any time.
+    `tokens` are those of its prompts; `patience` is for how many seconds it may be stalled in all.
     """
 
-    def __init__(self, number: int, order: Callable[[ToEngine], None], tokens: int = 0, items: int = 1) -> None:
+    def __init__(
+        self, number: int, order: Callable[[ToEngine], None], tokens: int = 0, patience: float = math.inf
+    ) -> None:
         self.number = number
         self.tokens = tokens
-        self._most_waiting = max(STALL_ABOVE, 2 * items)
+        self._waiting_bytes = 0
         self._stalled = False
+        self._patience = patience  # what is left of it
+        self.scope = anyio.CancelScope()
+        """What the handler does with the request; cancelled when the patience is at its end."""
         self.state = HandleState.ASKED
         self._watcher: Watcher | None = None
         self._unwatched: list[Callable[[Watcher], None]] = []  # what a watcher that comes later is to be told
@@ -107,9 +125,11 @@ class GenerationHandle:
                     raise GenerationFailed(self._ended.outcome, self._ended.message)
                 raise EndOfGeneration
             await self._changed.wait()
-        outputs, self._outputs = self._outputs, []
+        outputs, self._outputs, self._waiting_bytes = self._outputs, [], 0
         if self._stalled:
             self._stalled = False
+            self._patience = self.scope.deadline - anyio.current_time()
+            self.scope.deadline = math.inf
             self._order(Resume(request=self.number))
         return outputs
 
@@ -157,8 +177,10 @@ class GenerationHandle:
         else:
             self._tell(lambda watcher: watcher.output(output, now))
         self._outputs.append(output)
-        if len(self._outputs) > self._most_waiting and not self._stalled:
+        self._waiting_bytes += size_of(output)
+        if self._waiting_bytes > STALL_ABOVE and not self._stalled:
             self._stalled = True
+            self.scope.deadline = anyio.current_time() + self._patience
             self._order(Stall(request=self.number))
         self._wake()
 
@@ -184,6 +206,8 @@ class GenerationHandle:
 
     def _change(self, state: HandleState) -> None:
         self.state = state
+        if self.over:
+            self.scope.deadline = math.inf  # nobody has to wait for its reader any more
         self._wake()
 
     def _wake(self) -> None:

@@ -14,7 +14,8 @@ How each state is left, so that none can last for ever:
 - `waiting`, `preempted`: the oldest item that runs is never evicted and always advances, so slots and blocks come back.
 - `fetching_kv`: the transfer reports, or its lease runs out.
 - `running`: every step advances the items in it; their tokens are bounded.
-- `stalled`: the reader comes back, or the stall time-out ends the request.
+- `stalled`: the reader comes back, what the item has is needed by one that can run, or the time that the request may
+  be stalled is over.
 
 An abort (client gone, deadline, lost connection, operator, sibling failed) is an event like any other, and is legal
 in every state that is not final.

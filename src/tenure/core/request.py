@@ -32,7 +32,7 @@ class Item:
     hashes: list[BlockHash] = field(default_factory=list)
     """Names of the full blocks of its text, as far as they were needed."""
     cached: int = 0  # prompt tokens that the prefix cache had when it first ran
-    preemptions: int = 0
+    preemptions: int = 0  # while it ran
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     reported: bool = False  # its caller was told something of it
     prompt_length: int = field(init=False)

@@ -117,19 +117,30 @@ class Runs:
         if self._ledger.release(run.lease, holder):
             run.item.request.leases.remove(run.lease.number)
 
+    @property
+    def stalled(self) -> int:
+        """How many items are stalled with what they have."""
+        return len(self._stalled)
+
+    @property
+    def stalled_blocks(self) -> int:
+        """How many blocks they would give up, those counted again that several of them have."""
+        return sum(len(run.lease.blocks) for run in self._stalled.values())
+
+    def youngest_stalled(self) -> Item | None:
+        """The stalled item that gives up what it has first."""
+        return max(self._stalled, key=lambda item: item.age, default=None)
+
     def victim(self, item: Item) -> Item | None:
-        """Who gives up its blocks for `item`: the youngest that runs; but rather than itself one that is stalled.
+        """Who gives up its blocks for `item`: the youngest that is stalled, else the youngest that runs.
 
         None when others that cannot be evicted hold the rest; they will end.
         """
+        if (stalled := self.youngest_stalled()) is not None:
+            return stalled
         evictable = [candidate for candidate in self._running if not candidate.secured]
         youngest = max(evictable, key=lambda candidate: candidate.age)
-        if youngest is not item:
-            return youngest
-        stalled = [candidate for candidate in self._stalled if not candidate.secured]
-        if stalled:
-            return max(stalled, key=lambda candidate: candidate.age)
-        return item if len(evictable) > 1 else None
+        return youngest if youngest is not item or len(evictable) > 1 else None
 
     def audit(self, items: Sequence[Item]) -> None:
         """Compare with the states of all items; raises `LedgerError` when they differ."""

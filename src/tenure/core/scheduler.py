@@ -11,9 +11,10 @@ Nothing here blocks, sleeps or looks at a clock. Mutable state, changed by these
 - `_steps`: the plans in flight. A step is a holder of the lease of each of its rows, so an item that ends while a step
   runs frees its blocks when that step lands. A caller may keep one plan in flight while it plans the next.
 
-Invariants: the oldest running item is never evicted, so there is always progress; an item is evicted a few times at
-most, since it then comes back only with every block that it can ever need; a plan acquires all matched blocks before it
-allocates any, so it cannot evict what it matched.
+Invariants: the oldest running item is never evicted, so there is always progress; while it runs an item is evicted a
+few times at most, since it then comes back only with every block that it can ever need; while it is stalled, whenever
+one that can run needs what it has; a plan acquires all matched blocks before it allocates any, so it cannot evict what
+it matched.
 """
 
 from collections import Counter
@@ -92,7 +93,10 @@ class Scheduler:
         return self._close(request for request, _ in expired)
 
     def stall(self, number: int) -> None:
-        """The caller does not read: the items keep what they have and get no steps. Again, or unknown: counted only."""
+        """The caller does not read: the items get no steps, and keep what they have until one that can run needs it.
+
+        Again, or unknown: counted only.
+        """
         request = self._open.find(number)
         if request is None or request.stalled:
             self.counts.unmatched += 1
@@ -151,16 +155,21 @@ class Scheduler:
 
     def _fill(self, budget: StepBudget) -> tuple[list[Flight], bool]:
         """Rows for one budget, and whether an item was evicted."""
-        prompts_due = len(self._waiting) > 0 or any(run.prefilling for run in self._runs)
-        remaining = RemainingBudget(budget, _PROMPT_SHARE if prompts_due else 0.0)
         preemptions = self.counts.preemptions
-        flights = self._allocate(self._choose(remaining))
+        ready = self._startable() if self.limits.paged else None
+        prompts_due = ready is not None or any(run.prefilling for run in self._runs)
+        remaining = RemainingBudget(budget, _PROMPT_SHARE if prompts_due else 0.0)
+        flights = self._allocate(self._choose(remaining, ready))
         remaining.open_reserve()
         (self._start_waiting if self.limits.paged else self._start_whole)(remaining, flights)
         return flights, self.counts.preemptions > preemptions
 
-    def _choose(self, remaining: RemainingBudget) -> list[tuple[Run, int]]:
-        """What runs, and how many tokens each may advance: items that decode first, then prompts."""
+    def _choose(self, remaining: RemainingBudget, ready: Startable | None) -> list[tuple[Run, int]]:
+        """What runs, and how many tokens each may advance: items that decode first, then prompts.
+
+        A part is held back for `ready`, which can start, if it is of a request of which nothing runs: it does not wait
+        for others' prompts.
+        """
         chosen: list[tuple[Run, int]] = []
         prompts: list[Run] = []
         for run in self._runs:
@@ -169,9 +178,7 @@ class Scheduler:
             elif run.remaining and remaining.take(run.planned, 1, at_least=not chosen):
                 chosen.append((run, 1))
         remaining.open_reserve()
-        # What can start, and is of a request of which nothing runs, does not wait for others' prompts.
-        ready = self._startable() if prompts else None
-        if ready is not None and all(run.item.request is not ready.item.request for run in self._runs):
+        if prompts and ready is not None and all(run.item.request is not ready.item.request for run in self._runs):
             remaining.hold_back(ready.start, len(ready.item.tokens) - ready.start)
         for number, run in enumerate(prompts):
             least = 0 if number else self.limits.block_size
@@ -180,7 +187,7 @@ class Scheduler:
         return chosen
 
     def _allocate(self, chosen: list[tuple[Run, int]]) -> list[Flight]:
-        """Find blocks for the chosen rows, oldest item first; younger items are evicted to make room."""
+        """Find blocks for the chosen rows, oldest item first; stalled items, then younger ones, make room."""
         flights = []
         for run, count in sorted(chosen, key=lambda row: row[0].item.age):
             if run.current and self._make_room(run, run.planned + count):
@@ -211,16 +218,25 @@ class Scheduler:
             flights.append(self._book(self._start(ready.item, ready.matched), count, reserve=ready.fresh))
 
     def _startable(self) -> Startable | None:
-        """The oldest item that waits, if slots and blocks allow it to start."""
-        if not self.ledger.available_slots or (item := self._waiting.head()) is None:
+        """The oldest item that waits, if slots and blocks allow it to start; stalled items give up theirs for it."""
+        if (item := self._waiting.head()) is None or not (self.ledger.available_slots or self._runs.stalled):
             return None
         matched = self.ledger.cache.match(self._hashes.usable(item))
         fresh = self.limits.blocks_for(self._needed(item)) - len(matched)
-        idle = sum(self.ledger.cache.is_idle(block) for block in matched)
         # One block for each item that runs is left, so that an item is not evicted right after it was started.
-        if fresh + len(self._runs) > self.ledger.available_blocks - idle:
+        wanted = fresh + len(self._runs)
+        if wanted > self._room_beside(matched) + self._runs.stalled_blocks:
             return None
+        while not self.ledger.available_slots or wanted > self._room_beside(matched):
+            victim = self._runs.youngest_stalled()
+            if victim is None or self._steps.leaving:
+                return None
+            self._preempt(victim)
         return Startable(item, matched, len(matched) * self.limits.block_size, fresh)
+
+    def _room_beside(self, matched: list[int]) -> int:
+        """How many blocks can be leased once these cached ones are."""
+        return self.ledger.available_blocks - sum(map(self.ledger.cache.is_idle, matched))
 
     def _needed(self, item: Item) -> int:
         """For how many tokens an item gets blocks when it starts; if it was evicted often, for all it may ever have."""
@@ -242,7 +258,7 @@ class Scheduler:
         self._shares.note_start(item)
         self.counts.queried += len(item.tokens) * self._hashes.shared(item)
         self.counts.cached += run.computed
-        if not item.preemptions:
+        if not item.reached:
             item.cached = min(run.computed, item.prompt_length)
         return run
 
@@ -338,10 +354,10 @@ class Scheduler:
         item.followers = []
 
     def _preempt(self, item: Item) -> None:
+        item.preemptions += item.state is State.RUNNING
         self._open.apply(item, Event.PREEMPT)
         self._runs.end(item)
         self._await_turn(item)
-        item.preemptions += 1
         self.counts.preemptions += 1
 
     def _leave(self, item: Item, event: Event) -> None:
