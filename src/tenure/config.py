@@ -184,9 +184,6 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     cors: CorsConfig = CorsConfig()
     tls: TlsConfig | None = None
     generation_config: str = "auto"
-    engine_heartbeat_timeout: float = 5.0
-    engine_step_timeout: float = 120.0
-    """After which an engine that does not go on is taken for dead, and killed by the supervisor; 0 is never."""
     report: ReportConfig = ReportConfig()
 
     @property
@@ -208,8 +205,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     on_engine_death: str = "restart"
+    engine_heartbeat_timeout: float = 5.0
+    engine_step_timeout: float = 30.0
     api_heartbeat_timeout: float = 30.0
-    """Seconds of silence after which an API process is killed; 0 is never."""
+    """The limits of `server.watchdog`: silence and work of an engine, both of an API process."""
 
 
 Config = TypeVar("Config", EngineConfig, ApiConfig)

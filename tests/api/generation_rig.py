@@ -15,7 +15,6 @@ from tenure.api.common.context import AppContext
 from tenure.checkpoints.profile import ModelProfile
 from tenure.client import EndOfGeneration, Fleet, GenerationFailed, Refusal, Served, Watcher
 from tenure.client.engine import client_left
-from tenure.client.engine_status import EngineStatus
 from tenure.config import ApiSettings, HttpLimits, KeyRing
 from tenure.observe.counters import CountersSnapshot, WorkStage
 from tenure.observe.reporting import RequestObserver
@@ -162,7 +161,6 @@ class FakeEngine:
             num_blocks=num_blocks,
             dtype="float32",
         )
-        self.status = EngineStatus()
         self.submitted: list[Submit] = []
         self.handles: list[FakeHandle] = []
         self.refusal: Refusal | None = None
@@ -247,6 +245,7 @@ class Rig:
         engine: FakeEngine | None = None,
         keys: Sequence[str] = (),
         limits: HttpLimits | None = None,
+        was_ready: bool = True,
         **card,
     ) -> None:
         self.engine = engine or FakeEngine(script, **card)
@@ -268,7 +267,9 @@ class Rig:
             counts=self.counts.snapshot,
             epoch="e1",
             started_at=0.0,
+            was_ready=lambda: self.was_ready,
         )
+        self.was_ready = was_ready
         self.observer = RequestObserver(self.counts)
         self.app = build_app(self.context, self.observer, limits or HttpLimits(), KeyRing(tuple(keys)))
 

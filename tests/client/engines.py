@@ -56,7 +56,7 @@ class Conversation:
     async def say_and_be_heard(self, client: EngineClient, *messages: msgspec.Struct) -> None:
         """Also wait until the client has read it all."""
         mark = next(self._marks)
-        await self.say(*messages, wire.Heartbeat(step=0, outstanding_tokens=mark))
+        await self.say(*messages, wire.Heartbeat(outstanding_tokens=mark))
         await until(lambda: client.outstanding_tokens == mark)
 
     async def hang_up(self) -> None:

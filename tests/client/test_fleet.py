@@ -80,7 +80,7 @@ class Rigs:
 
     async def beat(self, *tokens: int) -> None:
         for rig, engine, count in zip(self.rigs, self.engines, tokens, strict=True):
-            await engine.say(wire.Heartbeat(step=1, outstanding_tokens=count))
+            await engine.say(wire.Heartbeat(outstanding_tokens=count))
             await until(lambda rig=rig, count=count: rig.client.outstanding_tokens == count)  # type: ignore[misc]
 
     async def taken_by(self, index: int) -> int:

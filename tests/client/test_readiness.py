@@ -59,7 +59,7 @@ def test_an_engine_that_has_yet_to_start_is_waited_for(tmp_path: Path) -> None:
             bound.bind(path)
             bound.listen()
             async with anyio.create_task_group() as group:
-                client = EngineClient(path, heartbeat_timeout=0.05)
+                client = EngineClient(path)
                 group.start_soon(client.run)
                 await anyio.sleep(0.3)  # several times the limit
                 bound.setblocking(False)

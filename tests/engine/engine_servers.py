@@ -17,7 +17,7 @@ from tenure.core.report import Output
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
 from tenure.engine.engine_server import EngineServer
-from tenure.engine.orders import Add, Ending, EngineSnapshot, Order, Progress
+from tenure.engine.orders import Add, Ending, EngineSnapshot, Order
 from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import SamplingParams
 from tenure.wire import messages as wire
@@ -44,9 +44,9 @@ def submit(request: int, *prompts: list[int], n: int = 1, label: str = "") -> wi
 class Worker:
     """An API process, as the engine sees it."""
 
-    def __init__(self, stream: SocketStream) -> None:
-        self.stream = stream
-        self._channel: Channel[Any] = Channel(stream, wire.FromEngine)
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self._channel: Channel[Any] = Channel(SocketStream(connection), wire.FromEngine)
         self._heard: list[Any] = []
         self._questions = 0
 
@@ -121,7 +121,7 @@ class Board:
         for end in (ours, theirs):
             end.setblocking(False)
         self._group.start_soon(self.engine_server.serve, SocketStream(theirs))
-        worker = Worker(SocketStream(ours))
+        worker = Worker(ours)
         self.workers.append(worker)
         if version is not None:
             await worker.say(wire.Hello(worker=len(self.workers), version=version))
@@ -156,10 +156,6 @@ class Board:
 
 def output(request: Request, index: int, token: int, reason: FinishReason | None = None) -> Output:
     return Output(request.number, index, token, None, reason, None, None, 0, None)
-
-
-def idle() -> Progress:
-    return Progress(0, None)
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from tenure.core.admission import GateLimits
 from tenure.core.limits import Limits
 from tenure.core.plan import StepResult
 from tenure.core.scheduler import Scheduler
+from tenure.engine import io_thread
 from tenure.engine.engine_server import EngineServer
 from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.io_thread import IOThread
@@ -25,6 +26,7 @@ from tenure.engine.loop import EngineLoop
 from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Order, Progress, Stop
 from tenure.engine.pace import Pace
 from tenure.outcomes import Outcome
+from tenure.process.reports import Alive
 from tenure.wire import messages as wire
 from tests.core.model_runner import ScriptedRunner
 from tests.engine.engine_servers import ROOMY, output, submit
@@ -77,13 +79,15 @@ class Rig:
         self.path = path
         self.orders: queue.Queue[Order] = queue.Queue(1000)
         self.peers: list[Peer] = []
+        self.reports: queue.Queue[Alive] = queue.Queue()
+        self.progress = Progress(1, runs=False)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         listener.listen()
-        self.thread = IOThread(EngineServer("epoch", 0), listener, lifeline)
+        self.thread = IOThread(EngineServer("epoch", 0), listener, lifeline, self.reports.put)
 
     def open(self) -> None:
-        self.thread.start_serving(CARD, ROOMY, self.orders, lambda: Progress(1, None))
+        self.thread.start_serving(CARD, ROOMY, self.orders, lambda: self.progress)
         scheduler = Scheduler(Limits(max_model_len=64, num_blocks=16, block_size=4, num_slots=4))
         self.thread.publish(EngineSnapshot(1, scheduler.snapshot(), [], True))
 
@@ -197,6 +201,28 @@ def test_admission_answers_while_a_step_is_being_computed(tmp_path: Path) -> Non
             computing.join(60)
 
 
+def test_reports_tell_whether_the_loop_has_something_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that runs, or orders that it does not take: it may hang between two steps."""
+    monkeypatch.setattr(io_thread, "HEARTBEAT_INTERVAL", 0.01)
+    with running(tmp_path) as rig:
+
+        def reported(report: Alive) -> None:
+            while rig.reports.get(timeout=30) != report:
+                pass
+
+        reported(Alive(step=0, busy=False))
+        rig.open()
+        reported(Alive(step=1, busy=False))
+        rig.progress = Progress(2, runs=True)
+        reported(Alive(step=2, busy=True))
+        rig.progress = Progress(2, runs=False)
+        reported(Alive(step=2, busy=False))
+        rig.orders.put(Cancel(1, Outcome.ABORTED))
+        reported(Alive(step=2, busy=True))
+        rig.orders.get()
+        reported(Alive(step=2, busy=False))
+
+
 def test_stopping_ends_the_thread_and_its_connections(tmp_path: Path) -> None:
     with running(tmp_path) as rig:
         rig.open()
@@ -219,14 +245,14 @@ def test_a_thread_that_fails_stops_the_loop(tmp_path: Path, when: str) -> None:
     reading, writing = os.pipe()
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(tmp_path / "engine.sock"))  # and does not listen: accepting fails
-        thread = IOThread(EngineServer("epoch", 0), deaf, reading)
+        thread = IOThread(EngineServer("epoch", 0), deaf, reading, lambda report: None)
         orders: queue.Queue[Order] = queue.Queue()
         if when == "while the loop runs":
             thread._orders = orders
         thread.start()
         if when == "before the loop runs":
             thread._thread.join(timeout=30)
-            thread.start_serving(CARD, ROOMY, orders, lambda: Progress(0, None))
+            thread.start_serving(CARD, ROOMY, orders, lambda: Progress(0, runs=False))
         assert orders.get(timeout=30) == Stop()
         thread.stop()
     os.close(writing)
@@ -240,7 +266,7 @@ from tenure.engine.engine_server import EngineServer
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
 listener.listen()
-IOThread(EngineServer("epoch", 0), listener, 0).start()
+IOThread(EngineServer("epoch", 0), listener, 0, lambda report: None).start()
 print("started", flush=True)
 threading.Event().wait()  # as an engine in an endless step
 """

@@ -17,7 +17,7 @@ from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
 from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.loop import EngineLoop
-from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Finish, Order, Resume, Stall, Stop
+from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Finish, Order, Progress, Resume, Stall, Stop
 from tenure.engine.pace import Pace
 from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import SamplingParams
@@ -374,7 +374,7 @@ def test_an_idle_loop_rests() -> None:
     assert woken.get(timeout=30) == 1
     orders.put(Add(request(1, max_tokens=3)))
     assert woken.get(timeout=30) == 5  # three steps, and the question that found nothing to do
-    assert rig.loop.progress.since is None
+    assert not rig.loop.progress.runs
     orders.put(Stop())
     thread.join(timeout=30)
     assert not thread.is_alive()
@@ -392,17 +392,17 @@ def test_a_stop_is_obeyed_in_the_middle_of_work() -> None:
 
 def test_progress_names_the_step_that_runs() -> None:
     rig = Rig()
-    seen: list[tuple[int, float | None]] = []
+    seen: list[Progress] = []
     launch = rig.runner.launch
 
     def watched(plan: StepPlan) -> None:
-        seen.append(tuple(rig.loop.progress))  # type: ignore[arg-type]
+        seen.append(rig.loop.progress)
         launch(plan)
 
     rig.runner.launch = watched  # type: ignore[method-assign]
     rig.run(Add(request(1, max_tokens=2)))
-    assert seen == [(1, 100.0), (2, pytest.approx(100.01))]
-    assert rig.loop.progress == (2, None)
+    assert seen == [Progress(1, runs=True), Progress(2, runs=True)]
+    assert rig.loop.progress == Progress(2, runs=False)
 
 
 def test_a_ledger_that_does_not_add_up_is_told() -> None:

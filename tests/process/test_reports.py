@@ -9,7 +9,7 @@ from tests.wire.samples import CARD
 
 
 @pytest.mark.parametrize(
-    "report", [Loaded(card=CARD), Serving(), Alive(step=3, step_age=1.5), Failed(message="řádek\nřádek \x1b[0m")]
+    "report", [Loaded(card=CARD), Serving(), Alive(step=3, busy=True), Failed(message="řádek\nřádek \x1b[0m")]
 )
 def test_reports_arrive_as_they_were_sent(report: AnyReport) -> None:
     reading, writing = os.pipe()

@@ -320,10 +320,8 @@ def test_reports_are_passed_on(programs: Programs) -> None:
     ("goes_on", "words"),
     [
         ("signal.pause()", "no sign of life for 0.3 s"),
-        (
-            "import time\nwhile True:\n    report('Alive', step=7, step_age=9.0)\n    time.sleep(0.05)",
-            "a step has not ended after 0.3 s",
-        ),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "no sign of life for 0.3 s"),
+        ("while True: report('Alive', step=7, busy=True)", "it has not gone on for 0.5 s"),
     ],
 )
 def test_a_child_that_does_not_go_on_is_killed_and_started_again(
@@ -333,12 +331,13 @@ def test_a_child_that_does_not_go_on_is_killed_and_started_again(
     goes_on: str,
     words: str,
 ) -> None:
-    monkeypatch.setattr(watchdog, "_SECOND_LOOK", 0.1)
-    hangs_once = f"if not os.path.exists('again'):\n    open('again', 'w')\n    {LOADED}\n    exec({goes_on!r})\n"
+    monkeypatch.setattr(watchdog, "LOOK_INTERVAL", 0.05)
+    begins = f"{LOADED}; report('Alive')"
+    hangs_once = f"if not os.path.exists('again'):\n    open('again', 'w')\n    {begins}\n    exec({goes_on!r})\n"
     spec = programs.spec(hangs_once + SERVES)
 
     async def scenario() -> None:
-        watch = Watch(ChildMonitor(spec, restart=True, patience=0.3))
+        watch = Watch(ChildMonitor(spec, restart=True, silence=0.3, work=0.5))
         async with anyio.create_task_group() as group:
             group.start_soon(watch.run)
             await programs.wait_marks(1)
@@ -371,14 +370,15 @@ def test_killing_does_not_wait(programs: Programs, monkeypatch: pytest.MonkeyPat
         run(scenario)
 
 
-def test_a_supervisor_that_stood_still_kills_nobody(programs: Programs) -> None:
+def test_a_supervisor_that_stood_still_kills_nobody(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     """What its child said meanwhile is yet to be read."""
+    monkeypatch.setattr(watchdog, "LOOK_INTERVAL", 0.05)
     beats = "import time\nwhile True:\n    report('Alive', step=1)\n    time.sleep(0.05)"
     spec = programs.spec(f"{LOADED}\nmark('started')\nexec({beats!r})\n")
     lives = Lives()
 
     async def scenario() -> None:
-        watch = Watch(ChildMonitor(spec, restart=True, patience=0.3, after_death=lives))
+        watch = Watch(ChildMonitor(spec, restart=True, silence=0.3, work=0.3, after_death=lives))
         async with anyio.create_task_group() as group:
             group.start_soon(watch.run)
             await programs.wait_marks(1)

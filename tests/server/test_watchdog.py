@@ -1,120 +1,170 @@
-"""A process that lives and does not go on is found out, and no other is taken for one."""
+"""A process that does not go on is found out; one that waits for a core, or has its reports yet to be read, is not."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import anyio
 import pytest
 
 from tenure.process.reports import Alive, AnyReport, Loaded
-from tenure.server import watchdog
-from tenure.server.watchdog import Watchdog
-from tests.tasks import run, settle
+from tenure.server.watchdog import LOOK_INTERVAL, Look, Watchdog, look_at
 from tests.wire.samples import CARD
 
+SILENCE, WORK = 5.0, 30.0
+SILENT = "it has given no sign of life for 5 s"
+ENDLESS = "it has not gone on for 30 s, in which it had not to wait for a core"
+STEP = Alive(step=7, busy=True)
 
-class Barks:
-    """What a watchdog has said."""
 
-    def __init__(self, patience: float, *, loads: bool) -> None:
-        self.dog = Watchdog(patience, loads=loads)
-        self.said: list[str] = []
-        self.barked = anyio.Event()
+class Child:
+    """A child, and the looks that its watchdog has had at it."""
 
-    async def run(self) -> None:
-        self.said.append(await self.dog.wait_for_failure())
-        self.barked.set()
+    def __init__(self, silence: float = SILENCE, work: float = WORK) -> None:
+        self.looks = 0
+        self._dog = Watchdog(silence, work, lambda pid: self._state)
+        self._state = Look(runnable=False, seconds=0.0)
 
-    async def hear(self, *reports: AnyReport) -> None:
-        """Each is read in a turn of its own."""
+    def passes(self, *reports: AnyReport, runs: float = 0.0, runnable: bool | None = None) -> str:
+        """The time until the next look passes: what is heard, and how long its main thread runs, in it. The verdict."""
+        self.looks += 1
+        self._state = Look(bool(runs) if runnable is None else runnable, self._state.seconds + runs)
         for report in reports:
-            self.dog.hear(report)
-            await settle()
+            self._dog.hear(report)
+        return self._dog.judge(1)
+
+    def looks_until_verdict(
+        self, *reports: AnyReport, runs: float = 0.0, runnable: bool | None = None
+    ) -> tuple[float, str]:
+        """How many seconds of the same pass until it is given up."""
+        begun = self.looks
+        while not (verdict := self.passes(*reports, runs=runs, runnable=runnable)):
+            assert self.looks - begun < 1000, "it is never given up"
+        return (self.looks - begun) * LOOK_INTERVAL, verdict
+
+    def goes_on(self, *reports: AnyReport, runs: float = 0.0, runnable: bool | None = None) -> bool:
+        """It is not given up in ten minutes of the same."""
+        return not any(self.passes(*reports, runs=runs, runnable=runnable) for _ in range(1200))
 
 
-@asynccontextmanager
-async def watching(patience: float, *, loads: bool = True) -> AsyncIterator[Barks]:
-    barks = Barks(patience, loads=loads)
-    async with anyio.create_task_group() as group:
-        group.start_soon(barks.run)
-        yield barks
-        group.cancel_scope.cancel()
+@pytest.mark.parametrize("before", [(), (Alive(),), (Loaded(card=CARD), Alive()), (STEP,)])
+def test_one_that_is_stopped_or_asleep_and_silent(before: tuple[AnyReport, ...]) -> None:
+    """Whatever it did before: also one that has not begun yet, or was in a step."""
+    child = Child()
+    assert child.passes(*before) == ""
+    seconds, verdict = child.looks_until_verdict()
+    assert verdict == SILENT
+    assert SILENCE - LOOK_INTERVAL <= seconds <= SILENCE
 
 
-@pytest.fixture(autouse=True)
-def second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "_SECOND_LOOK", 0.05)
+def test_signs_of_life() -> None:
+    """Also when each second one is late."""
+    child = Child()
+    for _ in range(100):
+        assert not child.passes(Alive())
+        assert not any(child.passes() for _ in range(int(SILENCE / LOOK_INTERVAL) - 1))
 
 
-def test_silence_after_the_model_is_loaded() -> None:
-    """Before that it may take as long as it takes."""
-
-    async def scenario() -> None:
-        async with watching(0.05) as barks:
-            await barks.hear(Alive(step=0))
-            await anyio.sleep(0.2)  # the silence is what is tested
-            assert barks.said == []
-            await barks.hear(Loaded(card=CARD))
-            await barks.barked.wait()
-            assert barks.said == ["it has given no sign of life for 0.05 s"]
-
-    run(scenario)
+def test_one_that_is_starved_says_nothing_and_is_waited_for() -> None:
+    """It would run if it could; now and then it does. What it has used counts, not what it has waited."""
+    child = Child()
+    child.passes(STEP)
+    assert child.goes_on(runnable=True)
+    assert child.goes_on(STEP, runs=0.01)
+    assert child.goes_on(Alive(step=8, busy=True), runnable=True)
+    assert child.looks_until_verdict() == (SILENCE, SILENT), "it is stopped after all"
 
 
-def test_silence_of_a_child_that_has_nothing_to_load() -> None:
-    """It works from its first report on, whatever it waits for before it says that it serves."""
-
-    async def scenario() -> None:
-        async with watching(0.05, loads=False) as barks:
-            await anyio.sleep(0.2)  # the silence is what is tested
-            assert barks.said == []
-            await barks.hear(Alive())
-            await barks.barked.wait()
-            assert barks.said == ["it has given no sign of life for 0.05 s"]
-
-    run(scenario)
+def test_a_step_that_uses_too_much_processor_time() -> None:
+    """Though its I/O thread goes on reporting, or is kept from it by the interpreter's lock."""
+    for reports in ((STEP,), ()):
+        child = Child()
+        child.passes(STEP)
+        seconds, verdict = child.looks_until_verdict(*reports, runs=0.25)
+        assert verdict == ENDLESS
+        assert 2 * WORK - 1 <= seconds <= 2 * WORK + 1, "it had half a core"
 
 
-def test_a_child_that_has_nothing_to_load_must_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        monkeypatch.setattr(watchdog, "START_TIMEOUT", 0.1)
-        async with watching(0.05, loads=False) as barks:
-            await barks.barked.wait()
-            assert barks.said == ["it has not begun to work after 0.1 s"]
-
-    run(scenario)
-
-
-def test_an_engine_that_reports_is_left_alone() -> None:
-    """Idle, or in one step after the other, each of which may be late once: the whole machine may have stood still."""
-
-    async def scenario() -> None:
-        async with watching(0.1) as barks:
-            await barks.hear(Loaded(card=CARD))
-            for step in range(10):
-                await barks.hear(Alive(step=step, step_age=99.0), Alive(step=step, step_age=0.1 if step % 2 else None))
-                await anyio.sleep(0.03)
-            assert barks.said == []
-
-    run(scenario)
+def test_a_step_that_sleeps() -> None:
+    """Nothing keeps it from going on, and it does not."""
+    child = Child()
+    child.passes(STEP)
+    seconds, verdict = child.looks_until_verdict(STEP)
+    assert verdict == ENDLESS
+    assert WORK - LOOK_INTERVAL <= seconds <= WORK + LOOK_INTERVAL
 
 
-def test_a_step_that_does_not_end() -> None:
-    async def scenario() -> None:
-        async with watching(10.0) as barks:
-            await barks.hear(Loaded(card=CARD), Alive(step=4, step_age=10.5), Alive(step=5, step_age=10.5))
-            assert barks.said == []
-            await barks.hear(Alive(step=5, step_age=11.5))
-            assert barks.said == ["a step has not ended after 10 s"]
-
-    run(scenario)
+def test_steps_that_end() -> None:
+    child = Child()
+    for step in range(100):
+        for _ in range(int(WORK / LOOK_INTERVAL) - 1):
+            assert not child.passes(Alive(step=step, busy=True), runs=LOOK_INTERVAL)
+    assert child.goes_on(Alive(step=100), runs=LOOK_INTERVAL), "it has nothing to do"
 
 
-def test_patience_without_end() -> None:
-    async def scenario() -> None:
-        async with watching(0.0) as barks:
-            await barks.hear(Loaded(card=CARD), Alive(step=4, step_age=1e9), Alive(step=4, step_age=1e9))
-            await anyio.sleep(0.2)  # the silence is what is tested
-            assert barks.said == []
+def test_one_that_begins_may_work_as_long_as_it_takes() -> None:
+    child = Child()
+    assert child.goes_on(runs=LOOK_INTERVAL)
+    child.passes(Alive())
+    assert child.looks_until_verdict(runs=LOOK_INTERVAL)[1] == ENDLESS
 
-    run(scenario)
+
+def test_limits_of_nought() -> None:
+    assert Child(silence=0.0, work=0.0).goes_on()
+    assert Child(silence=0.0).looks_until_verdict(STEP)[1] == ENDLESS
+    assert Child(work=0.0).looks_until_verdict()[1] == SILENT
+
+
+@contextmanager
+def running(code: str) -> Iterator[int]:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.kill()
+
+
+def test_a_process_that_is_stopped() -> None:
+    """Its threads are, too, whatever they did."""
+    spins = "threading.Thread(target=lambda: all(iter(lambda: 1, 0))).start()"
+    with running(f"import threading\n{spins}\nprint(flush=True)\nwhile True: pass") as pid:
+        while look_at(pid).seconds < 0.05:
+            pass
+        assert look_at(pid).runnable
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        stopped = look_at(pid)
+        assert not stopped.runnable
+        assert stopped.seconds >= 0.05
+
+
+def test_a_process_of_which_one_thread_runs() -> None:
+    """The others, the main one among them, wait for it."""
+    with running(
+        "import threading\nthreading.Thread(target=lambda: [print(flush=True), all(iter(lambda: 1, 0))]).start()"
+    ) as pid:
+        first = look_at(pid)
+        while not (now := look_at(pid)).runnable:
+            pass
+        assert now.seconds - first.seconds < 0.05
+
+
+def test_a_process_that_sleeps_and_one_that_is_gone() -> None:
+    with running("import time\nprint(flush=True)\ntime.sleep(60)") as pid:
+        while look_at(pid).runnable:
+            pass
+    with pytest.raises(FileNotFoundError):
+        look_at(pid)
+
+
+def test_a_look_that_cannot_be_had_means_nothing() -> None:
+    """The supervisor may lack a descriptor."""
+
+    def no_look(pid: int) -> Look:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    dog = Watchdog(SILENCE, WORK, no_look)
+    assert not any(dog.judge(1) for _ in range(100))

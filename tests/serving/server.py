@@ -151,6 +151,11 @@ class ServerProcess:
                     found.append(child.pid)
         return found
 
+    def port(self) -> int:
+        """Where it listens; 0 while it does not."""
+        listeners = [one for one in psutil.Process(self.pid).net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        return listeners[0].laddr.port if listeners else 0
+
     def api_pids(self) -> list[int]:
         return self._children("tenure.api.main")
 

@@ -1,6 +1,6 @@
 """Two API processes and two engines are one server: limits, figures and answers are the same whoever gives them.
 
-Whichever of them dies or freezes, the others serve on, and what it held is ended or freed at once.
+Whichever of them dies or stands still, the others serve on, and what it held is ended or freed at once.
 """
 
 import json
@@ -189,30 +189,32 @@ def test_an_api_process_that_is_frozen_holds_nobody_up(crew: ServerProcess, stre
     assert ready(crew)
 
 
-def test_an_engine_that_is_frozen_holds_nobody_up(crew: ServerProcess, streams: Streams) -> None:
-    """Within the limit its requests end; the other engine takes new ones; when it wakes up it is used again."""
+def test_an_engine_that_is_stopped_holds_nobody_up(crew: ServerProcess, streams: Streams) -> None:
+    """Within the limit its requests end; the other engine takes new ones, until another one is there."""
     victim = crew.engine_pids()[0]
     on_it, on_other = streams.on_both_workers(rank=0), streams.open(rank=1, tokens=600)
-    with frozen(victim):
-        began = time.monotonic()
-        for wire in on_it.values():
-            assert error_of(wire) == "engine_unavailable"
-        assert time.monotonic() - began < 2 + 2
-        for reply in ask_each_worker(crew, "/ready").values():
-            assert reply.status_code == 503
-        for reply in ask_each_worker(crew, "/health").values():
-            assert reply.status_code == 200
-        for _ in range(4):
-            assert crew.text("meanwhile", 10) == recited("meanwhile", 10)
-        assert on_other.events()[-1] == "[DONE]"
-    until(lambda: ready(crew))
+    os.kill(victim, signal.SIGSTOP)
+    began = time.monotonic()
+    for wire in on_it.values():
+        assert error_of(wire) == "engine_unavailable"
+    assert time.monotonic() - began < 2 + 2
+    for reply in ask_each_worker(crew, "/ready").values():
+        assert reply.status_code == 503
+    for reply in ask_each_worker(crew, "/health").values():
+        assert reply.status_code == 200
+    for _ in range(4):
+        assert crew.text("meanwhile", 10) == recited("meanwhile", 10)
+    assert on_other.events()[-1] == "[DONE]"
+    until(lambda: ready(crew), crew.log_text, tries=2400)
     crew.wait_at_rest()
-    assert crew.engine_pids()[0] == victim
+    assert crew.engine_pids()[0] != victim
     assert streams.open(rank=0, tokens=5).events()[-1] == "[DONE]"
 
 
 def test_an_engine_dies(crew: ServerProcess, streams: Streams) -> None:
     """Its requests end at once, with one error each; those of the other engine go on, and new ones go there."""
+    died_once = "the engine 0 of script died (signal SIGKILL); it is started again"
+    deaths = len(crew.log_lines(died_once))
     epochs = [engine["epoch"] for engine in crew.ledger()["engines"]]
     on_it, on_other = streams.on_both_workers(rank=0), streams.on_both_workers(rank=1, tokens=600)
     before = crew.outcomes()
@@ -232,7 +234,7 @@ def test_an_engine_dies(crew: ServerProcess, streams: Streams) -> None:
     ledger = crew.wait_at_rest()
     assert [engine["epoch"] == epoch for engine, epoch in zip(ledger["engines"], epochs, strict=True)] == [False, True]
     assert ledger["http"]["outcomes"]["unavailable"] - before.get("unavailable", 0) == 3
-    assert len(crew.wait_for_log("the engine 0 of script died (signal SIGKILL); it is started again")) == 1
+    assert len(crew.wait_for_log(died_once)) == deaths + 1
 
 
 def test_an_api_process_dies(crew: ServerProcess, streams: Streams) -> None:
@@ -274,6 +276,27 @@ def test_no_process_outlives_the_server(start: Start, script: str, number: signa
             assert [wire.events()[-1] for wire in wires] == ["[DONE]", "[DONE]"]
         assert server.wait(60) == (0 if number is signal.SIGTERM else -signal.SIGKILL)
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_script_waits_for_health_and_then_sends_a_request(start: Start, script: str) -> None:
+    """Whichever API process it asks; from then on it means that the server lives, also to one that is started later."""
+    server = start(script, *TWO_OF_EACH, ready=False)
+    until(lambda: server.port() != 0)
+    address, seen = f"http://127.0.0.1:{server.port()}", []
+    with httpx.Client(base_url=address, trust_env=False, timeout=60) as http:
+        until(lambda: seen.append(http.get("/health").status_code) or seen[-1] == 200)  # type: ignore[func-returns-value]
+        assert set(seen[:-1]) == {503}
+        for number in range(8):
+            assert httpx.post(address + COMPLETIONS, json=request(COMPLETIONS, f"{number}", 3)).status_code == 200
+    server.wait_ready()
+    for engine in server.engine_pids().values():
+        os.kill(engine, signal.SIGKILL)
+    for worker in server.api_pids():
+        os.kill(worker, signal.SIGKILL)
+    with server.connect() as wire:  # the engines take longer to start
+        wire.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert wire.reply()[0] == 200
+    server.wait_ready()
 
 
 def test_one_engine_that_cannot_load_ends_all(start: Start, script: str) -> None:

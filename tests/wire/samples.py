@@ -95,7 +95,7 @@ FROM_ENGINE: tuple[wire.FromEngine, ...] = (
     wire.Refused(request=4, outcome=Outcome.QUEUE_FULL, code="queue_full", message="full", retry_after=1.5),
     wire.StepOutput(step=12, outputs=[OUTPUT, wire.ItemOutput(9, 0, [])]),
     wire.Ended(request=9, outcome=Outcome.ENGINE_ERROR, message="broken", queue_seconds=0.25),
-    wire.Heartbeat(step=12, step_age=0.75, outstanding_tokens=99),
+    wire.Heartbeat(outstanding_tokens=99),
     wire.Recall(sequence=8, ids=["cmpl-1"], labels=["mine"], owner="somebody"),
     wire.CancelledByName(sequence=8, requests=[wire.CancelledRequest("cmpl-1", Outcome.ABORTED, 0.25)]),
     wire.LedgerReply(sequence=5, ledger=LEDGER),
@@ -106,7 +106,7 @@ SMALLEST: tuple[wire.ToEngine | wire.FromEngine, ...] = (
     wire.Refused(request=1, outcome=Outcome.INVALID, code="c", message="m"),
     wire.StepOutput(step=1, outputs=[wire.ItemOutput(1, 0, [])]),
     wire.Ended(request=1, outcome=Outcome.OK),
-    wire.Heartbeat(step=0),
+    wire.Heartbeat(),
     wire.CancelByName(sequence=1, ids=[]),
 )
 """With every default left alone."""

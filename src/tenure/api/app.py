@@ -102,7 +102,7 @@ _TOOLS = (
 _OPERATIONS = (
     _get("/v1/models", operations.list_models, Description("List the models.", response=operations.ModelList)),
     _get("/v1/models/{model:path}", operations.show_model, _ONE_MODEL),
-    _open("/health", operations.health, Description("Liveness: no engine is beyond help.", unready=True)),
+    _open("/health", operations.health, Description("Liveness, once the server has been ready.", unready=True)),
     _open("/ready", operations.ready, Description("Readiness: every engine admits requests.", unready=True)),
     _open("/ping", operations.health, Description("The same as /health.", unready=True), ("GET", "POST")),
     _open("/version", operations.version, Description("The server's version.", response=operations.VersionReply)),

@@ -114,6 +114,7 @@ async def _serve(
                 texts=texts,
                 settings=config.settings,
                 counts=shared.snapshot,
+                was_ready=shared.was_ready,
                 epoch=config.epoch,
                 started_at=config.started_at,
                 draining=lambda: guard.snapshot().draining,
@@ -149,8 +150,6 @@ def _fleet(
             EngineClient(
                 path,
                 worker=config.worker,
-                heartbeat_timeout=config.engine_heartbeat_timeout,
-                step_timeout=config.engine_step_timeout,
                 stall_timeout=config.limits.stall_timeout,
                 on_cancelled=partial(counter.observe, ENGINE_CANCEL_SECONDS, model=model.served_names[0]),
                 recall=recall,

@@ -96,11 +96,12 @@ class ServeOptions:
     on_engine_death: Literal["restart", "exit"] = "restart"
     """What to do when an engine process dies: start it again, or end the server."""
     engine_heartbeat_timeout: Seconds = 5.0
-    """Seconds of silence after which the requests of an engine are ended, at least 1.5; 0 waits for ever."""
-    engine_step_timeout: Seconds = 120.0
-    """Seconds of silence, or of one step, after which an engine is killed (2 s later), at least 1.5; 0 is for ever."""
+    """Seconds after which an engine that is stopped, or sleeps and says nothing, is killed, at least 1.5; 0 is never.
+    Time in which it waits for a core does not count, here and below."""
+    engine_step_timeout: Seconds = 30.0
+    """Seconds of its own processor time after which an engine is killed in a step, at least 1.5; 0 is never."""
     api_heartbeat_timeout: Seconds = 30.0
-    """Seconds of silence after which a process that serves HTTP is killed (2 s later), at least 1.5; 0 is for ever."""
+    """Both limits for a process that serves HTTP, whose death cuts its connections."""
 
 
 def run_server(models: Sequence[str], options: ServeOptions) -> int:
@@ -135,6 +136,8 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
         host=options.host,
         port=options.port,
         on_engine_death=options.on_engine_death,
+        engine_heartbeat_timeout=options.engine_heartbeat_timeout,
+        engine_step_timeout=options.engine_step_timeout,
         api_heartbeat_timeout=options.api_heartbeat_timeout,
     )
 
@@ -172,8 +175,6 @@ def _api_config(choices: tuple[ModelChoice, ...], options: ServeOptions) -> ApiC
         tls=edge.tls(options.edge),
         report=report_config(options.observe),
         generation_config=options.generation_config,
-        engine_heartbeat_timeout=options.engine_heartbeat_timeout,
-        engine_step_timeout=options.engine_step_timeout,
     )
 
 

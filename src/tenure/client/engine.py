@@ -1,12 +1,11 @@
 """The connection of an API process to one engine, kept up for as long as the process lives.
 
     connecting --connected--> loading --Ready--> ready --connection lost--> connecting
-    ready --a step that does not end--> stuck --it ends--> ready
 
-State, owned by the task that runs `run`: the connection, the card, the status, and `_open`, the handles of all requests
-that the engine may hold something of. When the connection is lost, every handle in it is told so at once. When the
-engine is stuck the connection stays, for the engine can still be asked; its requests are told the same, and are
-cancelled for when it goes on. Messages that fit no open request, or not its state, are ignored.
+State, owned by the task that runs `run`: the connection, the card, the engine's load, and `_open`, the handles of all
+requests that the engine may hold something of. When the connection is lost, every handle in it is told so at once; an
+engine's death has no other sign, for whether a silent one is dead is for its supervisor to judge. Messages that fit no
+open request, or not its state, are ignored.
 """
 
 import logging
@@ -20,7 +19,6 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from tenure.client.engine_status import EngineStatus, Health
 from tenure.client.generation import GenerationFailed, GenerationHandle, HandleState, Refusal
 from tenure.errors import EndingError
 from tenure.outcomes import Outcome
@@ -32,10 +30,8 @@ from tenure.wire.sockets import SocketStream, connect
 logger = logging.getLogger("tenure.client")
 
 _RECONNECT_AFTER = 0.1
-_SECOND_LOOK = 0.2
 _CANCEL_TIMEOUT = 60.0
-"""How long a cancelled handler waits for the acknowledgement. The heartbeat limit ends the wait sooner, unless an
-engine lives and does not answer, which would be our bug."""
+"""How long a cancelled handler waits for the acknowledgement. The engine's death ends the wait sooner."""
 
 
 Answer = wire.LedgerReply | wire.CancelledByName
@@ -57,9 +53,7 @@ def _nothing_to_recall(_message: wire.Recall) -> list[wire.CancelledRequest]:
 class EngineClient:
     """One engine, reached through the Unix socket at `path`.
 
-    `heartbeat_timeout`: seconds of silence after which the engine is taken for dead; 0 waits for ever. `step_timeout`:
-    seconds after which an engine whose step does not end is taken for dead; 0 waits for ever. `stall_timeout`: seconds
-    for which a generation may be stalled in all, because its reader does not keep up.
+    `stall_timeout`: seconds for which a generation may be stalled in all, because its reader does not keep up.
     `on_cancelled` is told how long each cancel took until the engine held nothing of the request. `recall` ends what is
     named, and returns it with what it knows to have ended before.
     """
@@ -69,22 +63,20 @@ class EngineClient:
         path: str,
         *,
         worker: int = 0,
-        heartbeat_timeout: float = 5.0,
-        step_timeout: float = 0.0,
         stall_timeout: float = math.inf,
         on_cancelled: Callable[[float], None] = _ignore,
         recall: Callable[[wire.Recall], list[wire.CancelledRequest]] = _nothing_to_recall,
     ) -> None:
-        self.status = EngineStatus(step_timeout)
         self._card: wire.ModelCard | None = None
         self._path = path
         self._worker = worker
-        self._heartbeat_timeout = heartbeat_timeout
         self._stall_timeout = stall_timeout
         self._on_cancelled = on_cancelled
         self._recall = recall
         self._outbox: Outbox | None = None
+        self._speaks = False  # a stopped engine's socket takes connections, too
         self._open: dict[int, GenerationHandle] = {}
+        self._tokens = 0
         self._answers: dict[int, Answer | None] = {}
         self._answered = anyio.Event()
         self._became_ready = anyio.Event()
@@ -93,17 +85,17 @@ class EngineClient:
     @property
     def card(self) -> wire.ModelCard | None:
         """What the engine said of its model; None while it is not ready."""
-        return None if self.status.health is Health.STUCK else self._card
+        return self._card
 
     @property
     def ready(self) -> bool:
         """The engine admits requests."""
-        return self.card is not None
+        return self._card is not None
 
     @property
     def outstanding_tokens(self) -> int:
-        """Prompt tokens that are open in the engine, whoever asked for them."""
-        return self.status.outstanding_tokens
+        """Prompt tokens that are open in the engine, by its last heartbeat and what this process did since."""
+        return max(0, self._tokens)
 
     @property
     def open_requests(self) -> int:
@@ -151,7 +143,7 @@ class EngineClient:
 
     async def ledger(self, timeout: float = 1.0) -> wire.EngineLedger | None:
         """The engine's ledger; None when it does not answer in time, or is not connected."""
-        if not self.status.speaks:
+        if not self._speaks:
             return None
         number = next(self._numbers)
         reply = await self._ask(number, wire.AskLedger(sequence=number), timeout)
@@ -164,7 +156,7 @@ class EngineClient:
 
         Those that it knows; by id also if they have ended before. None when it does not answer in time, or is away.
         """
-        if not self.status.speaks:
+        if not self._speaks:
             return None
         number = next(self._numbers)
         message = wire.CancelByName(sequence=number, ids=list(ids), labels=list(labels), owner=owner)
@@ -189,7 +181,7 @@ class EngineClient:
         handle = GenerationHandle(number, self._send, tokens, patience)
         self._send(msgspec.structs.replace(submit, request=number))
         self._open[number] = handle  # after it could be encoded: a request that was not sent has no ending
-        self.status.submitted(tokens)
+        self._tokens += tokens
         return handle
 
     async def _cancel(self, handle: GenerationHandle, outcome: Outcome) -> None:
@@ -233,7 +225,7 @@ class EngineClient:
                 self._outbox = Outbox(channel, send_now=stream.send_now)
                 self._outbox.put(wire.Hello(worker=self._worker))
                 group.start_soon(self._write, self._outbox, group)
-                await self._read(channel, stream.arrived)
+                await self._read(channel)
                 group.cancel_scope.cancel()
         finally:
             self._lose()
@@ -246,21 +238,15 @@ class EngineClient:
         except PeerGone:
             group.cancel_scope.cancel()
 
-    async def _read(self, channel: Channel[wire.FromEngine], arrived: Callable[[], bool]) -> None:
-        limit = float("inf")  # the engine may be yet to start: its socket takes connections before it does
+    async def _read(self, channel: Channel[wire.FromEngine]) -> None:
         try:
             while True:
-                messages = await receive_within(channel, limit, arrived)
-                limit = self._heartbeat_timeout or float("inf")
-                self.status.hear()
-                for message in messages:
+                for message in await channel.receive():
+                    self._speaks = True
                     self._handle(message)
         except PeerGone as reason:
             # While it loads, its supervisor tells why it ended.
             logger.log(logging.WARNING if self.ready else logging.DEBUG, "engine at %s: %s", self._path, reason)
-        except TimeoutError:
-            logger.error("engine at %s: no sign of life for %.1f s", self._path, limit)
-            self.status.fall_silent()
 
     def _handle(self, message: wire.FromEngine) -> None:
         match message:
@@ -279,8 +265,8 @@ class EngineClient:
                 if (handle := self._match(number, HandleState.ADMITTED)) is not None:
                     self._close(handle)
                     handle.end(message)
-            case wire.Heartbeat():
-                self._beat(message)
+            case wire.Heartbeat(outstanding_tokens=tokens):
+                self._tokens = tokens
             case wire.LedgerReply() | wire.CancelledByName():
                 self._note_answer(message)
             case wire.Recall():
@@ -298,19 +284,7 @@ class EngineClient:
 
     def _close(self, handle: GenerationHandle) -> None:
         del self._open[handle.number]
-        self.status.ended(handle.tokens)
-
-    def _beat(self, heartbeat: wire.Heartbeat) -> None:
-        before = self.status.health
-        self.status.beat(heartbeat)
-        if self.status.health is before:
-            return
-        if self.status.health is Health.STUCK:
-            logger.error("engine at %s: a step does not end, after %.0f s", self._path, heartbeat.step_age)
-            for number in self._open:
-                self._send(wire.Cancel(request=number, outcome=Outcome.UNAVAILABLE))
-            self._lose_open()
-        self._set_card(self._card)
+        self._tokens -= handle.tokens
 
     def _set_card(self, card: wire.ModelCard | None) -> None:
         """`_became_ready` is set while it is ready; those who wait for it keep the event that will be set."""
@@ -331,33 +305,14 @@ class EngineClient:
 
     def _lose(self) -> None:
         """The connection is gone, and with it all that the engine held for this process."""
-        self.status.disconnect()
+        self._speaks = False
+        self._tokens = 0
         self._set_card(None)
         self._outbox = None
         self._wake_askers()
-        self._lose_open()
-
-    def _lose_open(self) -> None:
         lost, self._open = self._open, {}
         for handle in lost.values():
             handle.lose()
-
-
-async def receive_within(
-    channel: Channel[wire.FromEngine], limit: float, arrived: Callable[[], bool]
-) -> list[wire.FromEngine]:
-    """What arrives within `limit` seconds; raises TimeoutError.
-
-    The end of that time is a second, short look, and what has `arrived` by then counts, though it is yet to be read:
-    this process may have been stopped, or busy, itself.
-    """
-    second_look = min(_SECOND_LOOK, limit / 2)
-    while True:
-        for seconds in (limit - second_look, second_look):
-            with anyio.move_on_after(seconds):
-                return await channel.receive()
-        if not arrived():
-            raise TimeoutError
 
 
 def _check_size(submit: wire.Submit, card: wire.ModelCard) -> None:

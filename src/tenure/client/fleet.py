@@ -86,11 +86,6 @@ class Served:
         """What one of its engines said of the model; None while none is ready."""
         return next((engine.card for engine in self.engines if engine.card is not None), None)
 
-    @property
-    def beyond_help(self) -> bool:
-        """An engine is lost, and nobody will start it again."""
-        return any(engine.status.beyond_help for engine in self.engines)
-
     @asynccontextmanager
     async def open(self, submit: Submit, cause: Callable[[], Outcome] = client_left) -> AsyncIterator[GenerationHandle]:
         """As `EngineClient.open`, by the engine with the fewest outstanding tokens that admits the request.

@@ -17,7 +17,7 @@ The loop's thread calls `publish` alone; what it tells is handed to `deliver` by
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from itertools import count
 
@@ -30,7 +30,7 @@ from tenure.core.ledger import LedgerError
 from tenure.core.report import Output
 from tenure.engine import translation
 from tenure.engine.ledger_report import engine_ledger
-from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Finish, Order, Progress, Resume, Stall
+from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Finish, Order, Resume, Stall
 from tenure.engine.register import Name, Register
 from tenure.outcomes import Outcome
 from tenure.process.reports import HEARTBEAT_INTERVAL
@@ -42,15 +42,6 @@ from tenure.wire.sockets import SocketStream
 logger = logging.getLogger("tenure.engine")
 
 _OTHER_VERSION = f"this engine speaks version {wire.PROTOCOL_VERSION} of the protocol alone"
-
-
-Beat = Callable[[int, float | None], None]
-"""Takes the number of the step that runs, or ran last, and its age in seconds; None when the loop waits."""
-
-
-def ignore_progress(step: int, age: float | None) -> None:
-    """A `Beat` where nobody listens."""
-    del step, age
 
 
 class _Open:
@@ -318,15 +309,12 @@ class EngineServer:
         except OutboxFull as error:
             logger.warning("connection %d: %s", connection.number, error)
 
-    async def heartbeat(self, progress: Callable[[], Progress], beat: Beat = ignore_progress) -> None:
-        """Tell every connection, and `beat`, once a second, that this thread lives and how the loop gets on."""
+    async def heartbeat(self) -> None:
+        """Tell every connection once a second how much is open."""
         while True:
-            step, since = progress()
-            age = None if since is None else time.monotonic() - since
-            beat(step, age)
             self._register.give_up(time.monotonic())
             self._answer()
             held = self._gate.snapshot().tokens if self._gate is not None else 0
             for connection in self._connections.values():
-                self._send(connection, wire.Heartbeat(step=step, step_age=age, outstanding_tokens=held))
+                self._send(connection, wire.Heartbeat(outstanding_tokens=held))
             await anyio.sleep(HEARTBEAT_INTERVAL)

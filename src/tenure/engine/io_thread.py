@@ -12,10 +12,10 @@ import anyio
 
 from tenure.core.admission import GateLimits
 from tenure.core.report import Output
-from tenure.engine.engine_server import Beat, EngineServer, ignore_progress
-from tenure.engine.loop_progress import LoopProgress
+from tenure.engine.engine_server import EngineServer
 from tenure.engine.orders import Ending, EngineSnapshot, Order, Progress, Stop
 from tenure.process.lifeline import end_of_file
+from tenure.process.reports import HEARTBEAT_INTERVAL, Alive
 from tenure.process.time_slices import request_short_time_slices
 from tenure.wire import sockets
 from tenure.wire.messages import ModelCard
@@ -31,15 +31,15 @@ class IOThread:
     """Runs `EngineServer` on `listener` until `stop`, or until `lifeline` reports the supervisor's end.
 
     The engine's main thread calls `start`, then `start_serving`, then runs the loop, with this object as its
-    `Port`; `stop` at the end. What the loop tells is handed over through a bounded queue. `beat` is called once a
-    second, for the supervisor's sake.
+    `Port`; `stop` at the end. What the loop tells is handed over through a bounded queue. `report` is called once a
+    second.
     """
 
     def __init__(
-        self, engine_server: EngineServer, listener: socket.socket, lifeline: int, beat: Beat = ignore_progress
+        self, engine_server: EngineServer, listener: socket.socket, lifeline: int, report: Callable[[Alive], None]
     ) -> None:
         self._engine_server = engine_server
-        self._beat = beat
+        self._report = report
         self._listener = listener
         self._lifeline = lifeline
         self._told: queue.Queue[tuple[int, list[Output], list[Ending]]] = queue.Queue(_TOLD_LIMIT)
@@ -50,7 +50,7 @@ class IOThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scope: anyio.CancelScope | None = None
         self._orders: queue.Queue[Order] | None = None
-        self._progress: Callable[[], Progress] = lambda: Progress(0, None)
+        self._progress: Callable[[], Progress] = lambda: Progress(0, runs=False)
 
     def start(self) -> None:
         """Start the thread and wait until it accepts connections."""
@@ -62,7 +62,7 @@ class IOThread:
     ) -> None:
         """Let the engine_server admit requests; their orders go into `orders`."""
         self._orders = orders
-        self._progress = LoopProgress(progress, orders)
+        self._progress = progress
         self._soon(lambda: self._engine_server.start_serving(card, limits, orders))
         if self._ended.is_set():  # while the model was being loaded
             orders.put(Stop())
@@ -130,10 +130,19 @@ class IOThread:
         async with anyio.create_task_group() as group:
             self._scope = group.cancel_scope
             group.start_soon(sockets.serve, self._listener, self._engine_server.serve)
-            group.start_soon(self._engine_server.heartbeat, lambda: self._progress(), self._beat)
+            group.start_soon(self._engine_server.heartbeat)
+            group.start_soon(self._report_alive)
             group.start_soon(self._deliver)
             group.start_soon(self._watch_lifeline)
             self._started.set()
+
+    async def _report_alive(self) -> None:
+        """Orders that the loop does not take are work as well: it may hang between two steps."""
+        while True:
+            step, runs = self._progress()
+            waiting = self._orders is not None and not self._orders.empty()
+            self._report(Alive(step=step, busy=runs or waiting))
+            await anyio.sleep(HEARTBEAT_INTERVAL)
 
     async def _watch_lifeline(self) -> None:
         await end_of_file(self._lifeline)

@@ -46,7 +46,7 @@ class EngineLoop:
         pace: Pace,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.progress = Progress(0, None)
+        self.progress = Progress(0, runs=False)
         self._scheduler = scheduler
         self._runner = runner
         self._orders = orders
@@ -123,10 +123,10 @@ class EngineLoop:
     def _step(self, plan: StepPlan) -> None:
         self._pace.prepare()
         started = self._clock()
-        self.progress = Progress(plan.number, started)
+        self.progress = Progress(plan.number, runs=True)
         self._note_start(plan, started)
         effects = self._scheduler.land(self._execute(plan))
-        self.progress = Progress(plan.number, None)
+        self.progress = Progress(plan.number, runs=False)
         seconds = self._clock() - started
         self._pace.learn(plan, seconds)
         self._stats.step(plan, seconds)

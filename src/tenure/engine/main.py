@@ -13,6 +13,7 @@ import secrets
 import signal
 import socket
 import sys
+from functools import partial
 
 import torch
 
@@ -28,7 +29,7 @@ from tenure.engine.threads import ThreadGovernor
 from tenure.errors import CallerError, ResourceError
 from tenure.observe.logs import configure_logging
 from tenure.process.lifeline import die_with_parent
-from tenure.process.reports import Alive, Failed, Loaded, offer_report, write_report
+from tenure.process.reports import Failed, Loaded, offer_report, write_report
 
 logger = logging.getLogger("tenure.engine")
 
@@ -51,7 +52,7 @@ def main() -> int:
         EngineServer(secrets.token_hex(8), config.index),
         socket.socket(fileno=listener),
         sys.stdin.fileno(),
-        lambda step, age: offer_report(report, Alive(step=step, step_age=age)),
+        partial(offer_report, report),
     )
     io_thread.start()
     with torch.inference_mode():

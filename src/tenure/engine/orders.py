@@ -54,10 +54,10 @@ class EngineSnapshot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Progress(NamedTuple):
-    """The step that runs, and since when (monotonic seconds); None when the loop waits."""
+    """The number of the step that runs, or ran last, and whether it runs."""
 
     step: int
-    since: float | None
+    runs: bool
 
 
 class Ending(NamedTuple):

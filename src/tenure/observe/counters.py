@@ -241,6 +241,14 @@ class SharedCounters:
         self._map.close()
         os.close(self.descriptor)
 
+    def note_ready(self) -> None:
+        """The whole server is ready. Supervisor only."""
+        self._cells[-1] = 1
+
+    def was_ready(self) -> bool:
+        """Whether the whole server has ever been ready."""
+        return bool(self._cells[-1])
+
     def worker(self, index: int) -> WorkerCounters:
         """The row of worker `index`, for its one writer."""
         row = self._row(index)
@@ -343,4 +351,4 @@ class SharedCounters:
 
 
 def _size(schema: CounterSchema, layout: _Layout) -> int:
-    return max(1, schema.workers * layout.cells) * _CELL_BYTES
+    return (schema.workers * layout.cells + 1) * _CELL_BYTES

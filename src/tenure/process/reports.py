@@ -26,13 +26,12 @@ class Serving(Report, frozen=True):
 
 
 class Alive(Report, frozen=True):
-    """A child lives (an engine's I/O thread, an API process's event loop); said once a second.
-
-    `step` and `step_age`, as in `wire.Heartbeat`, are an engine's.
-    """
+    """A child lives (an engine's I/O thread, an API process's event loop); said once a second."""
 
     step: int = 0
-    step_age: float | None = None
+    """Of an engine: the number of the step that runs, or ran last."""
+    busy: bool = False
+    """It has something to do: as long as `step` stays the same, it has not gone on."""
 
 
 class Failed(Report, frozen=True):

@@ -17,8 +17,8 @@ from anyio.abc import Process
 
 from tenure.errors import ResourceError
 from tenure.process.reports import Alive, AnyReport, Failed
+from tenure.server import watchdog
 from tenure.server.children import ChildSpec, running, signal_child
-from tenure.server.watchdog import Watchdog
 
 logger = logging.getLogger("tenure.supervisor")
 
@@ -39,7 +39,7 @@ class ServerEnded(Exception):
 class ChildMonitor:
     """Owns one child. `ended` is set once it has ended and will not be started again.
 
-    `after_death` is called after each of its lives, whatever the end. `patience` and `loads` are a `Watchdog`'s.
+    `after_death` is called after each of its lives, whatever the end. `silence` and `work` are a `Watchdog`'s.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class ChildMonitor:
         spec: ChildSpec,
         *,
         restart: bool,
-        patience: float = 0.0,
-        loads: bool = True,
+        silence: float = 0.0,
+        work: float = 0.0,
         after_death: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -57,7 +57,7 @@ class ChildMonitor:
         self._spec = replace(spec, on_report=self._on_report)
         self._pass_on = spec.on_report
         self._restart = restart
-        self._new_watchdog = partial(Watchdog, patience, loads=loads)
+        self._new_watchdog = partial(watchdog.Watchdog, silence, work)
         self._watchdog = self._new_watchdog()
         self._after_death = after_death
         self._clock = clock
@@ -114,7 +114,10 @@ class ChildMonitor:
             await self._back_off(end)
 
     async def _watch(self, process: Process) -> None:
-        reason = await self._watchdog.wait_for_failure()
+        reason = ""
+        while not reason:
+            await anyio.sleep(watchdog.LOOK_INTERVAL)
+            reason = self._watchdog.judge(process.pid)
         logger.error("the %s is killed: %s", self._spec.name, reason)
         signal_child(process, signal.SIGKILL)
 

@@ -68,6 +68,7 @@ class Supervisor:
         self._config = config
         self._announce = announce
         self._address = ""
+        self._note_ready: Callable[[], None] | None = None
         self._readiness = Readiness(len(config.engines), config.api.workers, self._on_complete)
         self._cut_short = False
         self._cut_off = 0
@@ -89,6 +90,7 @@ class Supervisor:
         self._address = address_of(listener, "http" if self._config.api.tls is None else "https")
         schema = CounterSchema(workers=self._config.api.workers, models=self._config.api.model_names)
         counters = stack.enter_context(closing(SharedCounters.create(schema)))
+        self._note_ready = counters.note_ready
         # Where it cannot be removed, for want of a descriptor, the reason why the server ends is still its last word.
         directory = stack.enter_context(TemporaryDirectory(prefix="tenure-", ignore_cleanup_errors=True))
         signals = stack.enter_context(anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
@@ -118,8 +120,9 @@ class Supervisor:
                 on_report=partial(self._on_engine_report, number),
                 environment=_ENGINE_ENVIRONMENT,
             )
-            restart, patience = self._config.on_engine_death == "restart", self._config.api.engine_step_timeout
-            monitors.append(ChildMonitor(spec, restart=restart, patience=patience))
+            restart = self._config.on_engine_death == "restart"
+            silence, work = self._config.engine_heartbeat_timeout, self._config.engine_step_timeout
+            monitors.append(ChildMonitor(spec, restart=restart, silence=silence, work=work))
             paths[config.model.served_names[0]].append(path)
         return monitors, tuple(tuple(found) for found in paths.values())
 
@@ -143,8 +146,8 @@ class Supervisor:
                 descriptors=(listener.fileno(), counters.descriptor),
                 on_report=partial(self._on_worker_report, number),
             )
-            close_worker, patience = partial(self._bury, counters, config), self._config.api_heartbeat_timeout
-            monitors.append(ChildMonitor(spec, restart=True, patience=patience, loads=False, after_death=close_worker))
+            close_worker, limit = partial(self._bury, counters, config), self._config.api_heartbeat_timeout
+            monitors.append(ChildMonitor(spec, restart=True, silence=limit, work=limit, after_death=close_worker))
         return monitors
 
     def _on_engine_report(self, number: int, report: AnyReport) -> None:
@@ -156,6 +159,8 @@ class Supervisor:
             self._readiness.serves(number)
 
     def _on_complete(self, cards: Sequence[ModelCard]) -> None:
+        assert self._note_ready is not None
+        self._note_ready()
         self._announce(self._address, cards)
 
     def _bury(self, counters: SharedCounters, worker: ApiConfig) -> None:

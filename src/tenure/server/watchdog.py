@@ -1,62 +1,96 @@
-"""Finds out that a child does not go on, though it has not died: it is frozen, or a step of its does not end.
+"""Judges whether a child process goes on, and is the only one that does.
 
-A child reports once a second. Silence counts from when it says that it works, since loading a model takes as long as it
-takes; an API process, which loads none, works from its first report on, whatever has become of the engines, and must
-make that within `START_TIMEOUT`. Every finding needs a second look: when the supervisor itself, or the whole machine,
-has stood still, the reports are yet to be read.
+A child reports once a second. When it is silent, or its step does not end, Linux is asked what its threads do. On a
+busy machine a child is late through no fault of its own, so time in which it waits for a core or for the disk is not
+counted. Counted is time in which it ran, slept or was stopped. It is counted by looks: when the whole machine has stood
+still, that is one look. Nobody has to be told of the verdict: a child that is given up is killed, and those who were
+connected to it see their sockets closed.
 """
 
-import anyio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
-from tenure.process.reports import Alive, AnyReport, Loaded
-from tenure.wire.step_watch import StepWatch
+from tenure.process.reports import Alive, AnyReport
 
-START_TIMEOUT = 120.0
-"""Seconds that a child without a model may take to its first report."""
-_SECOND_LOOK = 2.0
+LOOK_INTERVAL = 0.5
+"""Seconds between two looks."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What Linux says of a process."""
+
+    runnable: bool
+    """A thread of it runs, or waits for a core or the disk."""
+    seconds: float
+    """Processor time that its main thread has used."""
+
+
+def look_at(pid: int) -> Look:
+    """Read the states of a process's threads. Raises OSError, also when it is gone."""
+    runnable, seconds = False, 0.0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            state, *numbers = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
+            runnable |= state in "RD"
+            if thread == str(pid):
+                seconds = (int(numbers[10]) + int(numbers[11])) / _TICKS  # utime, stime
+    return Look(runnable, seconds)
 
 
 class Watchdog:
-    """Watches over one life of a child. `patience`: seconds of silence, or of one step; 0 is for ever.
+    """Watches over one life of a child; a limit of 0 is none.
 
-    `loads`: it has something to load before silence counts.
+    `silence`: seconds without a report, asleep or stopped, after which it is dead. `work`: seconds of processor time,
+    or asleep between reports, that its main thread may take for a step (an API process: for a turn of its event loop).
     """
 
-    def __init__(self, patience: float, *, loads: bool = True) -> None:
-        self._patience = patience
-        self._loads = loads
-        self._works = anyio.Event()
-        self._heard = anyio.Event()
-        self._steps = StepWatch(patience)
+    def __init__(self, silence: float, work: float, look: Callable[[int], Look] = look_at) -> None:
+        self._limits = silence, work
+        self._look = look
+        self._heard = self._went_on = False
+        self._step = 0
+        self._silent = 0.0
+        self._worked = float("-inf")  # until its first report it may work as long as it takes
+        self._seconds: float | None = None
 
     def hear(self, report: AnyReport) -> None:
         """Take a report of the child."""
-        if isinstance(report, Loaded) or not self._loads:
-            self._works.set()
+        self._heard = True
         if isinstance(report, Alive):
-            self._steps.look(report.step, report.step_age)
-        self._heard.set()
-        self._heard = anyio.Event()
+            self._went_on |= not report.busy or report.step != self._step
+            self._step = report.step
 
-    async def wait_for_failure(self) -> str:
-        """Wait until the child is to be taken for dead; returns why. Never, if patience has no end."""
-        if not self._patience:
-            await anyio.sleep_forever()
-        if not self._loads and not await self._begins():
-            return f"it has not begun to work after {max(START_TIMEOUT, self._patience):g} s"
-        await self._works.wait()
-        while not self._steps.endless:
-            if not await self._listen(self._patience) and not await self._listen(_SECOND_LOOK):
-                return f"it has given no sign of life for {self._patience:g} s"
-        return f"a step has not ended after {self._patience:g} s"
+    def judge(self, pid: int) -> str:
+        """Why the child is to be taken for dead; empty while it is not. To be called every `LOOK_INTERVAL`."""
+        heard, went_on = self._heard, self._went_on
+        self._heard = self._went_on = False
+        if went_on:
+            self._silent, self._worked, self._seconds = 0.0, 0.0, None
+            return ""
+        try:
+            now = self._look(pid)
+        except OSError:  # for want of a descriptor; or it is gone, which has other signs
+            return ""
+        ran = 0.0 if self._seconds is None else now.seconds - self._seconds
+        asleep = 0.0 if now.runnable or ran else LOOK_INTERVAL
+        self._seconds = now.seconds
+        self._worked += ran
+        if heard:
+            self._silent = 0.0
+            self._worked += asleep
+        else:
+            self._silent += asleep
+        return self._verdict()
 
-    async def _begins(self) -> bool:
-        with anyio.move_on_after(max(START_TIMEOUT, self._patience)):
-            await self._works.wait()
-        return self._works.is_set()
-
-    async def _listen(self, seconds: float) -> bool:
-        with anyio.move_on_after(seconds):
-            await self._heard.wait()
-            return True
-        return False
+    def _verdict(self) -> str:
+        silence, work = self._limits
+        if 0 < silence <= self._silent:
+            return f"it has given no sign of life for {silence:g} s"
+        if 0 < work <= self._worked:
+            return f"it has not gone on for {work:g} s, in which it had not to wait for a core"
+        return ""

@@ -201,11 +201,10 @@ class Ended(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Sent by the I/O thread once a second: `step_age` is how long the running step has taken, None when idle."""
+    """Sent by the I/O thread once a second."""
 
-    step: int
-    step_age: float | None = None
     outstanding_tokens: int = 0
+    """Prompt tokens of all open requests."""
 
 
 class BlockCounts(msgspec.Struct, frozen=True, gc=False):

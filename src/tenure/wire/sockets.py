@@ -6,7 +6,6 @@ which its socket becomes ready, as happens whenever a peer dies; `wait_readable`
 
 import errno
 import logging
-import select
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -42,12 +41,6 @@ class SocketStream(ByteStream):
                 if not data:
                     raise anyio.EndOfStream
                 return data
-
-    def arrived(self) -> bool:
-        """Whether there is something to receive, or the end of it."""
-        waiting = select.poll()
-        waiting.register(self._socket, select.POLLIN)
-        return bool(waiting.poll(0))
 
     async def send(self, item: bytes) -> None:
         await anyio.lowlevel.checkpoint()

@@ -25,6 +25,8 @@ class AppContext:
     """Drawn anew by each start of the server."""
     started_at: float
     """Monotonic seconds."""
+    was_ready: Callable[[], bool] = lambda: True
+    """Whether the whole server, all its API processes and engines, has ever been ready."""
     draining: Callable[[], bool] = lambda: False
     notices: Notices = field(default_factory=Notices)
     workers: Workers = field(default_factory=Workers)

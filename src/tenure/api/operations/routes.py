@@ -84,10 +84,12 @@ async def show_model(call: Call) -> None:
 
 
 async def health(call: Call) -> None:
-    """Liveness: also while models load, while the server drains, and while a lost engine is being started again."""
-    lost = [served.name for served in call.context.fleet.models if served.beyond_help]
-    if lost:
-        raise engine_unavailable(f"An engine does not answer, and is not started again: {', '.join(lost)}.")
+    """Liveness, from when the server was ready for the first time: scripts wait for this before their first request.
+
+    Later it is 200 also while the server drains, and while an engine is being started again.
+    """
+    if not call.context.was_ready():
+        raise engine_unavailable("The server is starting.")
     await call.respond(200, b"")
 
 
