@@ -42,7 +42,9 @@ def continued(tokens: list[int], count: int) -> list[int]:
 
 
 class HistoryModel:
-    """Counts what it is asked for; logits of the keys in `broken` are NaN; `fails` makes the next pass raise.
+    """Counts what it is asked for; logits of the keys in `broken` are NaN.
+
+    `fails` is raised by the next pass before it begins, `head_fails` by the next logits.
 
     Tokens in `overflowing` are infinite in the cache once a pass has read them.
     """
@@ -52,12 +54,13 @@ class HistoryModel:
         self.forward_rows: list[int] = []
         self.broken: set[int] = set()
         self.overflowing: set[int] = set()
-        self.fails = False
+        self.fails: BaseException | None = None
+        self.head_fails: BaseException | None = None
 
     def forward(self, batch: PackedBatch, cache: KVCache) -> Tensor:
         if self.fails:
-            self.fails = False
-            raise RuntimeError("out of memory")
+            failure, self.fails = self.fails, None
+            raise failure
         stored = cache.layers[0].view(cache.num_blocks, -1)  # a token per place, whatever the layout within a block
         stored[batch.slot_mapping_T // BLOCK_SIZE, batch.slot_mapping_T % BLOCK_SIZE] = batch.token_ids_T.float()
         self.forward_rows.append(len(batch.token_ids_T))
@@ -77,6 +80,9 @@ class HistoryModel:
         return self.logits(hidden_RD)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
+        if self.head_fails:
+            failure, self.head_fails = self.head_fails, None
+            raise failure
         self.logits_rows.append(len(hidden_RD))
         logits_RV = TABLE[hidden_RD[:, 0]].clone()
         logits_RV[[key in self.broken for key in hidden_RD[:, 0].tolist()]] = torch.nan

@@ -237,10 +237,23 @@ def test_a_step_of_failed_items_alone_still_has_a_result_for_each_row(bench):
 
 def test_after_a_pass_that_raises_nothing_is_in_flight_and_other_items_go_on(bench):
     bench.step([start(0, PROMPT)], [row(0, 0, 6, [1, 2])])
-    bench.model.fails = True
+    bench.model.fails = RuntimeError("out of memory")
     with pytest.raises(RuntimeError):
         bench.launch([start(1, PROMPT)], [row(1, 0, 6, [3, 4])])
     with pytest.raises(InternalError, match="no step"):
         bench.land()
     results = bench.step([start(1, [8, 6], generation=2)], [row(0, 6, 1), row(1, 0, 2, [3], generation=2)])
     assert [result.token for result in results] == [continued(PROMPT, 2)[1], next_token([8, 6])]
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("out of memory"), KeyboardInterrupt()])
+def test_a_head_that_raises_fails_all_rows_of_the_step_and_leaves_their_blocks_clean(bench, failure):
+    bench.step([start(1, [8, 6])], [row(1, 0, 2, [3])])
+    bench.model.overflowing = {PROMPT[1]}
+    bench.model.head_fails = failure
+    with pytest.raises(type(failure)):
+        bench.launch([start(0, PROMPT)], [row(0, 0, 6, [1, 2]), row(1, 2, 1)])
+    assert not bench.cache.layers[0].any()
+    results = bench.step([start(2, [4])], [row(0, 6, 1), row(1, 3, 1), row(2, 0, 1, [5])])
+    assert [result.error is not None for result in results] == [True, True, False]
+    assert results[2].token == next_token([4])

@@ -4,16 +4,21 @@ Greedy text of a small random decoder through scheduler and runner. What it stor
 overflow after the step's hidden states are computed, so that these are finite.
 """
 
+import queue
 from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from tenure.core.budget import StepBudget
 from tenure.core.limits import Limits
+from tenure.core.report import Output
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
+from tenure.engine.estimator import StepCostEstimator
+from tenure.engine.loop import EngineLoop
+from tenure.engine.orders import Add, Ending, EngineSnapshot, Order, Stop
+from tenure.engine.pace import Pace
 from tenure.kv.cache import KVCache
 from tenure.layers.batch import PackedBatch
 from tenure.model_runner.decoder_runner import UNSOUND, DecoderRunner
@@ -39,10 +44,14 @@ UNRELATED = [*range(70, 136)]
 
 
 class Overflowing:
-    """A model whose key or value (`part`) of the token FATAL is infinite in its last layer, while it is `hot`."""
+    """A model whose key or value (`part`) of the token FATAL is infinite in its last layer, while it is `hot`.
+
+    The pass over this token then raises as well if `raises` says so: once it has written, or when logits are asked for.
+    """
 
     def __init__(self, model: LoadedModel, part: int) -> None:
         self.hot = False
+        self.raises = ""
         self._model = model
         self._part = part
 
@@ -51,14 +60,18 @@ class Overflowing:
         if self.hot:
             slots = batch.slot_mapping_T[batch.token_ids_T == FATAL]
             cache.layers[-1][slots // BLOCK_SIZE, self._part, :, slots % BLOCK_SIZE] = -torch.inf
+            if len(slots) and self.raises == "pass":
+                raise RuntimeError("out of memory")
         return hidden_TD
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
+        if self.hot and self.raises == "head":
+            raise RuntimeError("out of memory")
         return self._model.logits(hidden_RD)
 
 
 class Engine:
-    """Scheduler and runner in one thread; a step takes `CHUNK` tokens of a prompt."""
+    """Loop, scheduler and runner in one thread; a step takes `CHUNK` tokens of a prompt. It is its loop's port."""
 
     def __init__(self, model: LoadedModel, part: int = KEY) -> None:
         limits = Limits(max_model_len=80, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_slots=4)
@@ -66,24 +79,34 @@ class Engine:
         self.scheduler = Scheduler(limits)
         head = SamplingHead(self.model, Sampler())
         cache = make_cache(model, NUM_BLOCKS)
-        self._runner = DecoderRunner(self.model, cache, head, limits.num_slots, limits.max_model_len)
+        runner = DecoderRunner(self.model, cache, head, limits.num_slots, limits.max_model_len)
+        pace = Pace(StepCostEstimator(), max_tokens=CHUNK, step_time=0.0)
+        self._orders: queue.Queue[Order] = queue.Queue()
+        self._loop = EngineLoop(self.scheduler, runner, self._orders, self, pace)
+        self._texts: dict[int, list[int]] = {}
         self._numbers = 0
+
+    def publish(self, snapshot: EngineSnapshot) -> None:
+        pass
+
+    def tell(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
+        for output in outputs:
+            assert output.token is not None
+            self._texts[output.request].append(output.token)
+        if ended and not self.scheduler.busy:
+            self._orders.put(Stop())
 
     def run(self, prompts: Sequence[list[int]], max_tokens: int = 8) -> tuple[list[Request], list[list[int]]]:
         """Requests that run together, and their texts."""
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         requests = [Request(self._numbers + number, [prompt], sampling) for number, prompt in enumerate(prompts, 1)]
         self._numbers += len(prompts)
-        texts: dict[int, list[int]] = {request.number: [] for request in requests}
+        self._texts = {request.number: [] for request in requests}
         for request in requests:
-            self.scheduler.add(request)
-        while (plan := self.scheduler.plan(StepBudget(tokens=CHUNK))) is not None:
-            self._runner.launch(plan)
-            for output in self.scheduler.land(self._runner.land()).outputs:
-                assert output.token is not None
-                texts[output.request].append(output.token)
+            self._orders.put(Add(request))
+        self._loop.run()
         self.scheduler.audit()
-        return requests, list(texts.values())
+        return requests, list(self._texts.values())
 
     def fail(self, prompt: list[int]) -> int:
         """Run a prompt that overflows, and no other; in how many steps it has failed."""
@@ -91,7 +114,8 @@ class Engine:
         self.model.hot = True
         [request], [text] = self.run([prompt])
         self.model.hot = False
-        assert (request.outcome, request.message) == (Outcome.ENGINE_ERROR, UNSOUND)
+        assert request.outcome is Outcome.ENGINE_ERROR
+        assert self.model.raises or request.message == UNSOUND
         assert text == []
         return self.scheduler.counts.steps - before
 
@@ -130,6 +154,19 @@ def test_an_unrelated_request_that_gets_the_blocks_is_sound(model: LoadedModel, 
     engine = Engine(model, part)
     engine.fail(prompt)
     assert engine.sound(UNRELATED) == expected
+
+
+@parts
+@pytest.mark.parametrize("raises", ["pass", "head"])
+def test_a_step_that_raises_leaves_nothing_behind_that_is_not_finite(
+    model: LoadedModel, part: int, raises: str
+) -> None:
+    failing, innocent = [*range(3, 22), FATAL, 7, 8], UNRELATED[:18]
+    expected = Engine(model).sound(innocent)
+    engine = Engine(model, part)
+    engine.model.raises = raises
+    engine.fail(failing)
+    assert engine.sound(innocent) == expected  # in the same two blocks, the second of which it hardly begins
 
 
 def test_an_overflow_concerns_none_that_run_beside_it(model: LoadedModel) -> None:

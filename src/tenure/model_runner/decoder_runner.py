@@ -13,7 +13,8 @@ they decide, also for a piece of a prompt that puts nothing out. Hidden states w
 an infinite key has the weight 0, until a query of another sign meets it. And they may be infinite where nobody else is
 concerned, if the last layer overflows after attention; that shows in the output, if there is one. A row fails in the
 step that spoils its blocks, before anyone is told of them: they are zeroed, so that its values cannot spread (earlier
-rows left only finite ones), and later rows of the same occupant get the same error uncomputed.
+rows left only finite ones), and later rows of the same occupant get the same error uncomputed. A step that raises fails
+all its rows in the same way.
 
 What is made of a row's hidden states, a token or a vector, is the business of the head: `SamplingHead`, `PoolingHead`.
 """
@@ -79,11 +80,15 @@ class DecoderRunner:
         return self._results.take()
 
     def _compute(self, rows: list[Row]) -> list[RowResult]:
-        """Run the model on these rows, and note in the slots what was drawn and what failed."""
-        batch = self._slots.batch(rows, self._cache.layers[0].device)
-        hidden_TD = self._model.forward(batch, self._cache)
-        results = self._fail_unsound(batch, self._head.finish(rows, batch, hidden_TD, self._slots))
-        self._note(rows, results)
+        """Run the model on these rows, and note in the slots what was drawn and what failed: all, if this raises."""
+        try:
+            batch = self._slots.batch(rows, self._cache.layers[0].device)
+            hidden_TD = self._model.forward(batch, self._cache)
+            results = self._fail_unsound(batch, self._head.finish(rows, batch, hidden_TD, self._slots))
+            self._note(rows, results)
+        except BaseException:
+            self._fail(rows)  # nobody has looked at what they wrote
+            raise
         return results
 
     def _fail_unsound(self, batch: PackedBatch, results: list[RowResult]) -> list[RowResult]:
@@ -100,10 +105,12 @@ class DecoderRunner:
         drawn = [(result.slot, result.token) for result in results if result.token is not None]
         if drawn:
             self._slots.append(drawn)
-        for row, result in zip(rows, results, strict=True):
-            if result.error is not None:
-                self._slots.failed[row.slot] = True
-                self._cache.clear(self._slots.blocks_of(row))
+        self._fail([row for row, result in zip(rows, results, strict=True) if result.error is not None])
+
+    def _fail(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self._slots.failed[row.slot] = True
+        self._cache.clear([block for row in rows for block in self._slots.blocks_of(row)])
 
 
 def _failed_before(row: Row) -> RowResult:
