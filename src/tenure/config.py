@@ -115,6 +115,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a refused client may go on sending, so that it gets to read why it was refused."""
     stall_timeout: float = 30.0
     """How long one write may wait for a client that does not read, and a generation be stalled for it in all."""
+    keep_alive_timeout: float = 120.0
+    """How long a connection may be idle between requests, above the 60 to 90 s of most proxies' pools; 0 closes it
+    behind each answer."""
     keep_alive_interval: float = 0.0
     """Silence in a stream after which a comment line is sent; 0 is off."""
 

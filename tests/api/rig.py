@@ -287,10 +287,10 @@ async def serving(
     http: Any = None,
 ) -> AsyncIterator[Rig]:
     context = Context()
-    table = RouteTable(routes(context))
+    table = RouteTable(routes(context), root_path)
     counters = SharedCounters.create(CounterSchema(workers=1, routes=table.work_paths(), models=("tiny",)))
     app, observer = inside(Dispatcher(app_context(counters), limits)), RequestObserver(counters.worker(0))
-    guard = Guard(app, table, observer, limits, KeyRing(keys), root_path)
+    guard = Guard(app, table, observer, limits, KeyRing(keys))
     config = uvicorn.Config(
         outside(guard),
         http=http or http_protocol(limits),

@@ -52,6 +52,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "body_timeout": (("--body-timeout", "3"), 3.0),
     "stall_timeout": (("--stall-timeout", "9"), 9.0),
     "max_connections": (("--max-connections", "77"), 77),
+    "timeout_keep_alive": (("--timeout-keep-alive", "2.5"), 2.5),
     "sse_keep_alive_interval": (("--sse-keep-alive-interval", "2.5"), 2.5),
 }
 TOGETHER = {"ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers"}

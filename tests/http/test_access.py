@@ -217,6 +217,8 @@ def test_a_page_that_leaves_ends_its_request() -> None:
         ("/llmhello", 404),
         ("/llm", 404),
         ("/x/hello", 404),
+        ("//llm//hello/", 200),
+        ("//hello", 200),
     ],
 )
 def test_routes_with_and_without_the_prefix(path: str, status: int) -> None:

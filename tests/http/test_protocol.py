@@ -1,11 +1,16 @@
 """Bytes that are not a proper request: answered in JSON, in bounded time, and the server goes on."""
 
+import asyncio
+import logging
+import os
+import socket
+import time
 from typing import Any
 
 import pytest
 
 from tenure.config import HttpLimits
-from tests.api.rig import RawClient, Reply, post, run, serving
+from tests.api.rig import LOOPS, RawClient, Reply, post, run, serving
 
 
 def told_in_every_way(reply: Reply) -> bool:
@@ -243,3 +248,89 @@ def test_leaving_in_the_middle_of_a_header_leaves_nothing(leave: object) -> None
             await rig.idle()
 
     run(scenario)
+
+
+def ask_unseen(client: RawClient) -> None:
+    """Send a request that reaches the server's socket at once, without a turn of the event loop."""
+    sock: socket.socket = client.writer.get_extra_info("socket")
+    os.write(sock.fileno(), post("/hello"))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_request_that_is_there_when_the_idle_time_ends_is_served(loop: str) -> None:
+    """It comes in the same turn of a busy event loop, before the connection is closed."""
+
+    async def scenario() -> None:
+        async with serving(limits=HttpLimits(keep_alive_timeout=0.1)) as rig, rig.client() as client:
+            client.send(post("/hello"))
+            for _ in range(3):
+                assert (await client.reply()).status == 200
+                asyncio.get_running_loop().call_later(0.05, ask_unseen, client)
+                time.sleep(0.2)  # noqa: ASYNC251 -- the event loop is to be late, for both timers
+            assert (await client.reply()).status == 200
+            assert await client.rest() == b"", "then it is closed"
+            await rig.idle(ok=4)
+
+    run(scenario, loop)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_request_that_is_there_when_the_server_ends_is_served(loop: str) -> None:
+    async def scenario() -> None:
+        async with serving() as rig, rig.client() as client, rig.client() as idle:
+            for one in (client, idle):
+                one.send(post("/hello"))
+                assert "connection" not in (await one.reply()).headers
+            rig.guard.drain("the server is shutting down")
+            ask_unseen(client)
+            for connection in list(rig.server.server_state.connections):
+                connection.shutdown()
+            reply = await client.reply()
+            assert (reply.status, reply.headers["connection"]) == (503, "close")
+            assert await client.rest() == await idle.rest() == b""
+            await rig.idle(ok=2, unavailable=1)
+
+    run(scenario, loop)
+
+
+def test_the_last_answer_on_a_connection_says_so() -> None:
+    """Where it is known: the server drains, keeps nothing alive, or has not read what was sent."""
+
+    async def scenario() -> None:
+        async with serving(limits=HttpLimits(keep_alive_timeout=0)) as rig, rig.client() as client:
+            client.send(post("/hello"))
+            assert (await client.reply()).headers["connection"] == "close"
+            assert await client.rest() == b""
+        async with serving() as rig, rig.client() as client, rig.client() as streaming:
+            client.send(post("/wait"))
+            await rig.until(lambda: rig.context.running == 1)
+            rig.guard.drain("the server is shutting down")
+            rig.context.release.set()
+            assert (await client.reply()).headers["connection"] == "close"
+            assert await client.rest() == b""
+            streaming.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await streaming.reply()).headers["connection"] == "close"
+
+    run(scenario)
+
+
+def test_connections_are_kept_for_longer_than_proxies_keep_them() -> None:
+    """They pool idle ones for up to 90 s: who closes first must be the proxy."""
+    assert HttpLimits().keep_alive_timeout > 90
+
+
+@pytest.mark.parametrize("offer", ["h2c", "websocket", "h2c, websocket", "TLS/1.0", "nonsense"])
+def test_offers_of_other_protocols_are_passed_over(caplog: pytest.LogCaptureFixture, offer: str) -> None:
+    """Java's client offers h2c with each first request; the answer is one of HTTP/1.1, and nothing is logged."""
+
+    async def scenario() -> None:
+        asks = {"connection": "Upgrade, HTTP2-Settings", "upgrade": offer, "http2_settings": "AAMAAABkAAQAAP__"}
+        async with serving() as rig, rig.client() as client:
+            client.send(post("/hello", **asks) + post("/hello", b'{"n": 2}', **asks))
+            assert [(await client.reply()).json()["bytes"] for _ in range(2)] == [2, 8]
+            client.send(post("/hello"))
+            assert (await client.reply()).status == 200
+            await rig.idle(ok=3)
+
+    run(scenario)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

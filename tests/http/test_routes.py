@@ -1,5 +1,8 @@
 """Routes are found by path, then by method."""
 
+import pytest
+
+from tenure.api.app import route_table
 from tenure.http.routes import Route, RouteTable
 
 
@@ -28,6 +31,21 @@ def test_routes_are_found_by_path_then_method() -> None:
     wrong = table.match("PUT", "/ping")
     assert wrong is not None
     assert (wrong.allowed, wrong.allow) == (False, ("GET", "POST"))
-    assert table.match("GET", "/v1/responses/") is None
+    assert table.match("GET", "v1/responses") is None
     assert table.match("GET", "/nowhere") is None
     assert table.work_paths() == ("/v1/responses",)
+
+
+@pytest.mark.parametrize("root_path", ["", "/llm"])
+def test_slashes_too_many_lead_to_the_same_route(root_path: str) -> None:
+    """Clients that join a base with a slash at its end and a path write `//v1/…`; scrapers write `/metrics/`."""
+    table = route_table(root_path)
+    for route in table.routes:
+        path = route.path.replace("{id}", "chatcmpl-1").replace("{model:path}", "org/name")
+        plain = table.match(route.methods[0], path)
+        assert plain is not None
+        for written in (f"/{path}", f"{path}/", f"//{path.replace('/', '///')}//", f"{root_path}/{path}/"):
+            found = table.match(route.methods[0], written)
+            assert found is not None, written
+            assert (found.route, found.path_params, found.allowed) == (route, plain.path_params, True)
+    assert table.match("GET", "/v1") is table.match("GET", "//") is table.match("GET", "/healthz/") is None

@@ -49,9 +49,9 @@ from tenure.http.routes import Description, Handler, Route, RouteTable
 from tenure.wire.messages import ServerLedger
 
 
-def route_table() -> RouteTable:
+def route_table(root_path: str = "") -> RouteTable:
     """Every route that there is."""
-    return RouteTable((*_WORK, *_TOOLS, *_OPERATIONS))
+    return RouteTable((*_WORK, *_TOOLS, *_OPERATIONS), root_path)
 
 
 def _work(path: str, handler: Handler, id_prefix: str, about: Description, dialect: Dialect = Dialect.PLAIN) -> Route:
@@ -122,10 +122,10 @@ def build_app(
     cors: CorsConfig = CorsConfig(),  # noqa: B008
 ) -> Guard:
     """Return the ASGI application: the guard around the dispatcher."""
-    routes = route_table()
-    inner = answer_preflights(build_inner(context, routes, limits), cors)
     settings = context.settings
-    return Guard(inner, routes, observer, limits, keys, settings.root_path, settings.request_timeout)
+    routes = route_table(settings.root_path)
+    inner = answer_preflights(build_inner(context, routes, limits), cors)
+    return Guard(inner, routes, observer, limits, keys, settings.request_timeout)
 
 
 def build_inner(context: AppContext, routes: RouteTable, limits: HttpLimits) -> ASGIApp:

@@ -45,7 +45,6 @@ from tenure.wire.messages import CancelledRequest, Recall
 
 logger = logging.getLogger("tenure.api")
 
-_KEEP_ALIVE = 5
 _OTHER_DESCRIPTORS = 512
 """For connections that are told that there are too many, engines, files."""
 _MOST_DIGITS = 640
@@ -179,7 +178,6 @@ def _uvicorn_config(app: ASGIApp, limits: HttpLimits, tls: TlsConfig | None) -> 
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE,
         **_tls_settings(tls),
     )
 

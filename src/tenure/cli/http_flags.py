@@ -72,6 +72,9 @@ class EdgeOptions:
     """Seconds that a response may wait for a client that does not read, and that its generation may stand in all."""
     max_connections: AtLeastOne = _DEFAULTS.max_connections
     """Most connections that one API process holds open."""
+    timeout_keep_alive: Annotated[float, real(0)] = _DEFAULTS.keep_alive_timeout
+    """Seconds that a connection may be idle between requests; 0 closes it behind each answer. A proxy in front should
+    give up its idle connections earlier than that."""
     sse_keep_alive_interval: Annotated[float, real(0)] = _DEFAULTS.keep_alive_interval
     """Seconds of silence in a stream after which a comment line is sent; 0 is never."""
 
@@ -111,6 +114,7 @@ def http_limits(options: EdgeOptions) -> HttpLimits:
         stall_timeout=options.stall_timeout,
         max_open_body_bytes=max(1, round(options.max_open_body_size * _MIB)),
         max_connections=options.max_connections,
+        keep_alive_timeout=options.timeout_keep_alive,
         keep_alive_interval=options.sse_keep_alive_interval,
     )
 

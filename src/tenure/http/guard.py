@@ -55,7 +55,6 @@ class Guard:
         observer: Observer,
         limits: HttpLimits,
         keys: KeyRing = KeyRing(),  # noqa: B008 -- frozen
-        root_path: str = "",
         request_timeout: float = 0.0,
     ) -> None:
         self._app = app
@@ -63,7 +62,6 @@ class Guard:
         self._observer = observer
         self._limits = limits
         self._keys = intake.digests(keys.keys)
-        self._root_path = root_path
         self._request_timeout = request_timeout or None
         self._open: set[Exchange] = set()
         self._body_bytes = 0
@@ -101,19 +99,15 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = in_origin_form(scope)
-        match = self._match(scope["method"], scope["path"])
+        match = self._routes.match(scope["method"], scope["path"])
         connection: Connection | None = scope.get("extensions", {}).get(CONNECTION_KEY)
         exchange = Exchange(read_head(scope, match, time.monotonic()))
-        outlet = Outlet(exchange, send, connection, self._limits.stall_timeout)
+        outlet = Outlet(exchange, send, connection, self._limits.stall_timeout, self._closes_connections)
         with self._counted(exchange):
             await self._serve(exchange, match, scope, receive, outlet, connection)
 
-    def _match(self, method: str, path: str) -> Match | None:
-        """Find the route of a path, which a proxy has taken the prefix off or not."""
-        match = self._routes.match(method, path)
-        if match is None and self._root_path and path.startswith(self._root_path + "/"):
-            return self._routes.match(method, path.removeprefix(self._root_path))
-        return match
+    def _closes_connections(self) -> bool:
+        return self._draining is not None or not self._limits.keep_alive_timeout
 
     @contextmanager
     def _counted(self, exchange: Exchange) -> Iterator[None]:

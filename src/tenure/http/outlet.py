@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import anyio
 from starlette.types import Message, Send
@@ -21,11 +21,20 @@ _PART_BYTES = 64 * 1024
 class Outlet:
     """Follows the response of one exchange, adds the identifying headers, and bounds every write in time."""
 
-    def __init__(self, exchange: Exchange, send: Send, connection: Connection | None, stall_timeout: float) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        send: Send,
+        connection: Connection | None,
+        stall_timeout: float,
+        is_last: Callable[[], bool],
+    ) -> None:
+        """`is_last`: whether the connection is closed behind an answer that begins now."""
         self._exchange = exchange
         self._send = send
         self._connection = connection
         self._stall_timeout = stall_timeout
+        self._is_last = is_last
 
     async def send(self, message: Message) -> None:
         """The application's `send`."""
@@ -89,7 +98,7 @@ class Outlet:
             headers.append((b"x-request-id", exchange.head.label.encode("ascii")))
         if exchange.work:
             headers.append((b"x-tenure-request-id", exchange.head.request_id.encode()))
-        if self._body_unread():
+        if self._body_unread() or self._is_last():
             headers.append((b"connection", b"close"))
         return headers
 

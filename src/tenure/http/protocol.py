@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: uvicorn's h11 protocol, with five gaps closed.
+"""One HTTP/1.1 connection: uvicorn's h11 protocol, with seven gaps closed.
 
 1. *A pipelined request hides the client's leaving*: h11 pauses at the next request and uvicorn then stops reading, so
    neither FIN nor RST is seen. Here bytes that come while a request is being answered are kept, reading goes on, and a
@@ -10,6 +10,8 @@
 4. *Shapes that two servers may read differently* are refused, so that a proxy in front cannot be tricked: a body with
    both a length and chunks, codings other than `chunked`. Empty lines ahead of a request are skipped, as they must be.
 5. *The end of the connection* is an event that no middleware can take away: `scope["extensions"]["tenure.connection"]`.
+6. *An idle connection is closed while a request is on its way*: what has reached the socket by then is read and served.
+7. *An offer of another protocol* (`Upgrade`, as Java's client makes with h2c) is passed over without a warning.
 
 A client that closes or half-closes its connection has left: `closed` is set at the FIN, and a response that is not yet
 complete is dropped at once instead of waiting for its buffer to drain.
@@ -156,6 +158,7 @@ class TenureProtocol(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
+        self.timeout_keep_alive = limits.keep_alive_timeout  # type: ignore[assignment]  # any number will do
         self.conn = BoundedConnection(limits)
         self.connection = Connection(self._abort)
         self.app = cast(Any, _WithConnection(cast(ASGIApp, config.loaded_app), self.connection))
@@ -202,6 +205,36 @@ class TenureProtocol(H11Protocol):
         """uvicorn's hook for a request that cannot be parsed."""
         self._refuse(self.conn.refusal or errors.malformed_request(msg))
 
+    def _should_upgrade(self) -> bool:
+        """uvicorn's hook: never. HTTP/1.1 is what is spoken here, and a server may ignore an offer (RFC 9110, 7.8)."""
+        return False
+
+    def timeout_keep_alive_handler(self) -> None:
+        """uvicorn's hook: the connection has been idle for its time."""
+        if not self._has_unread():
+            super().timeout_keep_alive_handler()
+
+    def shutdown(self) -> None:
+        """uvicorn's hook: the server ends. What is served after a drain has begun ends its connection by itself."""
+        if self._answering or not (self.conn.trailing_data[0] or self._has_unread()):
+            super().shutdown()
+
+    def _has_unread(self) -> bool:
+        """Whether the client of an idle connection has sent what was not read yet. If not, the end is told at once.
+
+        To close takes a turn of the event loop, in which the client would send more.
+        """
+        sock = self.transport.get_extra_info("socket")
+        if sock is None or self.transport.is_closing():
+            return False
+        with contextlib.suppress(OSError, ValueError), socket.fromfd(sock.fileno(), sock.family, sock.type) as same:
+            try:
+                return bool(same.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                if self.transport.can_write_eof() and not self.transport.get_write_buffer_size():
+                    same.shutdown(socket.SHUT_WR)
+        return False
+
     def linger(self) -> bool:
         """Whether the end of the connection was put off, because the client may be sending still."""
         mid_request = self.conn.their_state in (h11.SEND_BODY, h11.ERROR) or self.conn.refusal is not None
@@ -222,10 +255,13 @@ class TenureProtocol(H11Protocol):
 
     # The request that is being answered
 
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _request_is_in(self) -> bool:
         """A request was read to its end, and its answer is not complete: whatever comes now is ahead of its time."""
-        busy = self.cycle is not None and not self.cycle.response_complete
-        return busy and self.conn.their_state not in (h11.IDLE, h11.SEND_BODY, h11.ERROR)
+        return self._answering and self.conn.their_state not in (h11.IDLE, h11.SEND_BODY, h11.ERROR)
 
     def _after_reading(self) -> None:
         if self._request_is_in():
@@ -240,11 +276,11 @@ class TenureProtocol(H11Protocol):
 
     def _client_left(self) -> None:
         self.connection.closed.set()
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._answering:
             self._abort()
 
     def _abort(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._answering:
             self.cycle.disconnected = True  # uvicorn would take the application's return for a fault
             self.cycle.message_event.set()
         # A reset, and not a close: the kernel would hold what is unsent for a client that never reads it.
@@ -270,7 +306,7 @@ class TenureProtocol(H11Protocol):
         self.conn.refusal = refusal
         self._stop_timer()
         self._unset_keepalive_if_required()
-        busy = self.cycle is not None and not self.cycle.response_complete
+        busy = self._answering
         if busy:
             self.connection.refusal = refusal
             self.cycle.disconnected = True

@@ -7,6 +7,8 @@ from typing import Any
 
 from tenure.http.errors import Dialect
 
+_SLASHES = re.compile("/{2,}")
+
 Handler = Callable[[Any], Awaitable[None]]
 """Takes what the innermost application makes of an exchange."""
 
@@ -58,10 +60,15 @@ class Match:
 
 
 class RouteTable:
-    """Looks up routes; literal paths win over patterns, patterns are tried in table order."""
+    """Looks up routes; literal paths win over patterns, patterns are tried in table order.
 
-    def __init__(self, routes: Iterable[Route]) -> None:
+    Two paths are the same that differ in a slash at the end, in several slashes for one, or in `root_path`, the prefix
+    that a proxy has taken off or not.
+    """
+
+    def __init__(self, routes: Iterable[Route], root_path: str = "") -> None:
         self.routes = tuple(routes)
+        self._root_path = root_path
         self._literal: dict[str, list[Route]] = {}
         self._patterns: list[tuple[re.Pattern[str], Route]] = []
         for route in self.routes:
@@ -76,8 +83,10 @@ class RouteTable:
 
     def match(self, method: str, path: str) -> Match | None:
         """The route for a request; None when no route has this path. HEAD is answered by the route for GET."""
-        literal: list[tuple[Route, dict[str, str]]] = [(route, {}) for route in self._literal.get(path, ())]
-        candidates = literal or self._match_patterns(path)
+        path = _SLASHES.sub("/", path).removesuffix("/")
+        candidates = self._candidates(path)
+        if not candidates and path.startswith(self._root_path + "/"):
+            candidates = self._candidates(path.removeprefix(self._root_path))
         if not candidates:
             return None
         wanted = "GET" if method == "HEAD" else method
@@ -88,8 +97,10 @@ class RouteTable:
         allow = tuple(dict.fromkeys(name for route, _ in candidates for name in route.methods))
         return Match(route, params, allowed=False, allow=allow)
 
-    def _match_patterns(self, path: str) -> list[tuple[Route, dict[str, str]]]:
-        found = []
+    def _candidates(self, path: str) -> list[tuple[Route, dict[str, str]]]:
+        found: list[tuple[Route, dict[str, str]]] = [(route, {}) for route in self._literal.get(path, ())]
+        if found:
+            return found
         for pattern, route in self._patterns:
             if (hit := pattern.fullmatch(path)) is not None:
                 found.append((route, hit.groupdict()))

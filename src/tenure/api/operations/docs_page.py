@@ -13,12 +13,14 @@ pre { background: #f4f4f4; padding: 1rem; overflow: auto; }
 b { display: inline-block; min-width: 4rem; }
 </style>
 <h1>Tenure API</h1>
-<p>The whole description is at <a href="openapi.json">openapi.json</a>.</p>
+<p>The whole description is at <a id="address">openapi.json</a>.</p>
 <main id="routes"></main>
 <script>
 const element = (tag, text) => Object.assign(document.createElement(tag), {textContent: text ?? ""});
 const resolve = (spec, schema) => schema?.$ref ? spec.components.schemas[schema.$ref.split("/").pop()] : schema;
-fetch("openapi.json").then(reply => reply.json()).then(spec => {
+const address = location.pathname.replace(/\\/*$/, "/../openapi.json");
+document.getElementById("address").href = address;
+fetch(address).then(reply => reply.json()).then(spec => {
   const main = document.getElementById("routes");
   for (const [path, operations] of Object.entries(spec.paths)) {
     for (const [method, operation] of Object.entries(operations)) {
