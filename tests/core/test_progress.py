@@ -192,6 +192,10 @@ def test_choices_of_one_prompt_compute_it_once() -> None:
     counts = simulation.scheduler.counts
     assert counts.cached == 3 * 16
     assert counts.computed == 17 + 3
+    first, *others = simulation.records[1].request.items
+    names = list(map(id, first.hashes))
+    assert len(names) == 4
+    assert all(list(map(id, other.hashes)) == names for other in others), "a block of the prompt was named again"
 
 
 def test_cache_hits_are_reported() -> None:

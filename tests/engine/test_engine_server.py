@@ -200,7 +200,7 @@ def test_what_the_loop_is_asked_to_compute() -> None:
             await worker.hear(wire.Admitted)
             rig.take_orders()
             request = rig.requests["l"]
-            assert [item.tokens for item in request.items] == [[1, 2], [1, 2], [3], [3]]
+            assert [item.prompt for item in request.items] == [[1, 2], [1, 2], [3], [3]]
             assert (request.public_id, request.label, request.priority, request.cache_salt) == ("cmpl-1", "l", -3, "s")
             assert request.sampling == asked.sampling
 

@@ -1,5 +1,7 @@
 """What an API process says of a prompt reaches the runner, whatever stands between."""
 
+import tracemalloc
+
 from tenure.core.budget import StepBudget
 from tenure.core.limits import Limits
 from tenure.core.scheduler import Scheduler
@@ -34,3 +36,15 @@ def test_nothing_need_be_said() -> None:
     plan = scheduler.plan(StepBudget(tokens=64))
     assert plan is not None
     assert [(start.first_segment, start.unattended) for start in plan.starts] == [(0, 0), (0, 0)]
+
+
+def test_the_choices_of_a_prompt_share_it() -> None:
+    """128 choices of 32,000 tokens take what their items take: a few hundred bytes each, and no copy of the prompt."""
+    prompt = [token % 1000 for token in range(32_000)]
+    asked = wire.Submit(request=1, public_id="x", prompts=[prompt], sampling=SamplingParams(max_tokens=1), n=128)
+    tracemalloc.start()
+    request = translation.request(7, asked, 0.0)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 128 * 2048
+    assert all(item.prompt == prompt for item in request.items)

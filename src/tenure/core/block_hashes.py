@@ -26,13 +26,18 @@ class BlockHashes:
     def of(self, item: Item, count: int) -> list[BlockHash]:
         """The names of the first `count` full blocks of the item's text."""
         if count > len(item.hashes):
-            salt = item.request.cache_salt
-            item.hashes = chain_hashes(self._seed, salt, item.tokens, self._block_size, item.hashes)
+            salt, known = item.request.cache_salt, item.hashes
+            tokens = item.tokens_from(len(known) * self._block_size)
+            item.hashes = chain_hashes(self._seed, salt, tokens, self._block_size, known)
         return item.hashes[:count]
+
+    def of_prompt(self, item: Item) -> list[BlockHash]:
+        """The names that the other choices of its prompt have too, as far as they are known."""
+        return item.hashes[: item.prompt_length // self._block_size] if self._enabled else []
 
     def usable(self, item: Item) -> list[BlockHash]:
         """The names of the blocks that may be taken from the cache: at least one token is always left to compute."""
-        return self.of(item, (len(item.tokens) - 1) // self._block_size) if self.shared(item) else []
+        return self.of(item, (item.length - 1) // self._block_size) if self.shared(item) else []
 
     def publish(self, run: Run, ledger: Ledger) -> None:
         """Let others find the blocks that are complete now."""

@@ -16,13 +16,14 @@ BlockHash = bytes
 def chain_hashes(
     seed: bytes, salt: str, tokens: Sequence[int], block_size: int, known: Sequence[BlockHash] = ()
 ) -> list[BlockHash]:
-    """Names of the full blocks of `tokens`, each covering everything before it; `known` are the first of them.
+    """Names of the full blocks of a text, each covering everything before it: the `known` ones, and those of the
+    `tokens` that follow them.
 
     `seed` keeps names of different servers apart; `salt` keeps callers apart who must not see each other's timing.
     """
     hashes = list(known)
     parent = hashes[-1] if hashes else blake2b(salt.encode(), key=seed[:64], digest_size=16).digest()
-    for end in range((len(hashes) + 1) * block_size, len(tokens) + 1, block_size):
+    for end in range(block_size, len(tokens) + 1, block_size):
         block = array("I", tokens[end - block_size : end])
         parent = blake2b(block.tobytes(), key=parent, digest_size=16).digest()
         hashes.append(parent)

@@ -21,11 +21,12 @@ class Item:
     request: "Request"
     index: int
     choice: int
-    tokens: list[int]  # the prompt, and what was sampled so far
+    prompt: Sequence[int]  # not empty; the choices of a prompt share it, so nobody changes it
     max_tokens: int  # what the request asks for; the scheduler lowers it to what fits
     number: int = 0  # set when its request is added, as `turn` is
     turn: int = 0  # when its turn comes, in the tokens of a fair share
     state: State = State.ADMITTED
+    output: list[int] = field(default_factory=list)  # what was sampled so far
     followers: "list[Item]" = field(default_factory=list)
     """Other choices of the same prompt, which wait for it to be computed."""
     reached: int = 0  # most tokens ever computed: below it, work is done again after a preemption
@@ -35,13 +36,22 @@ class Item:
     preemptions: int = 0  # while it ran
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     reported: bool = False  # its caller was told something of it
-    prompt_length: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.prompt_length = len(self.tokens)
 
     def __repr__(self) -> str:
-        return f"<Item {self.number}: {self.state}, {len(self.tokens)} tokens>"
+        return f"<Item {self.number}: {self.state}, {self.length} tokens>"
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def length(self) -> int:
+        """How many tokens are known: those of the prompt, and what was sampled so far."""
+        return len(self.prompt) + len(self.output)
+
+    def tokens_from(self, start: int) -> list[int]:
+        """The known tokens from position `start` on."""
+        return [*self.prompt[start:], *self.output[max(0, start - len(self.prompt)) :]]
 
     @property
     def holder(self) -> Holder:
@@ -81,7 +91,8 @@ class Item:
 class Request:
     """One HTTP call: the owner of its items, and the holder of one outcome.
 
-    It has `n` items for each of `prompts`. Times are in seconds, on one clock; None: no deadline.
+    It has `n` items for each of `prompts`, which nobody changes any more. Times are in seconds, on one clock; None: no
+    deadline.
     """
 
     number: int
@@ -112,9 +123,9 @@ class Request:
 
     def __post_init__(self, prompts: Sequence[Sequence[int]]) -> None:
         for prompt in prompts:
-            first = Item(self, len(self.items), 0, list(prompt), self.sampling.max_tokens)
+            first = Item(self, len(self.items), 0, prompt, self.sampling.max_tokens)
             first.followers = [
-                Item(self, first.index + choice, choice, list(prompt), first.max_tokens) for choice in range(1, self.n)
+                Item(self, first.index + choice, choice, prompt, first.max_tokens) for choice in range(1, self.n)
             ]
             self.items += [first, *first.followers]
 

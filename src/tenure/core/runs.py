@@ -44,7 +44,7 @@ class Run:
         return Start(
             lease.slot,
             lease.generation,
-            list(item.tokens),
+            item.tokens_from(0),
             item.prompt_length,
             item.choice,
             item.sampling,
@@ -56,7 +56,7 @@ class Run:
     @property
     def length(self) -> int:
         """Tokens known, with the samples in flight."""
-        return len(self.item.tokens) + self.pending
+        return self.item.length + self.pending
 
     @property
     def remaining(self) -> int:

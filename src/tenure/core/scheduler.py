@@ -130,7 +130,7 @@ class Scheduler:
         """
         request = self._open.find(number)
         item = request.items[index] if request is not None and 0 <= index < len(request.items) else None
-        if request is None or item is None or item.ended or len(item.tokens) == item.prompt_length:
+        if request is None or item is None or item.ended or not item.output:
             self.counts.unmatched += 1
             return []
         self.finish_reasons[FinishReason.STOP] += 1
@@ -179,7 +179,7 @@ class Scheduler:
                 chosen.append((run, 1))
         remaining.open_reserve()
         if prompts and ready is not None and all(run.item.request is not ready.item.request for run in self._runs):
-            remaining.hold_back(ready.start, len(ready.item.tokens) - ready.start)
+            remaining.hold_back(ready.start, ready.item.length - ready.start)
         for number, run in enumerate(prompts):
             least = 0 if number else self.limits.block_size
             if run.remaining and (count := remaining.take(run.planned, run.remaining, least)):
@@ -211,7 +211,7 @@ class Scheduler:
         """Add waiting items to `flights`, oldest first, up to the first that slots, blocks or budget do not allow."""
         least = 0 if any(flight.row.count > 1 for flight in flights) else self.limits.block_size
         while (ready := self._startable()) is not None:
-            count = remaining.take(ready.start, len(ready.item.tokens) - ready.start, least)
+            count = remaining.take(ready.start, ready.item.length - ready.start, least)
             if not count:
                 break
             least = 0
@@ -241,14 +241,14 @@ class Scheduler:
     def _needed(self, item: Item) -> int:
         """For how many tokens an item gets blocks when it starts; if it was evicted often, for all it may ever have."""
         most = item.prompt_length + item.max_tokens
-        return most if item.secured else min(len(item.tokens) + 1, self.limits.capacity)
+        return most if item.secured else min(item.length + 1, self.limits.capacity)
 
     def _start_whole(self, remaining: RemainingBudget, flights: list[Flight]) -> None:
         """The same for a model that reads each text in one piece: at least one, however long."""
         while self.ledger.available_slots and (item := self._waiting.head()) is not None:
-            if not remaining.take_all(len(item.tokens), anyway=not flights):
+            if not remaining.take_all(item.length, anyway=not flights):
                 break
-            flights.append(self._book(self._start(item, []), len(item.tokens)))
+            flights.append(self._book(self._start(item, []), item.length))
 
     def _start(self, item: Item, matched: list[int]) -> Run:
         run = self._runs.start(item, matched, len(matched) * self.limits.block_size)
@@ -256,7 +256,7 @@ class Scheduler:
         self._open.apply(item, Event.START)
         item.request.begun = True
         self._shares.note_start(item)
-        self.counts.queried += len(item.tokens) * self._hashes.shared(item)
+        self.counts.queried += item.length * self._hashes.shared(item)
         self.counts.cached += run.computed
         if not item.reached:
             item.cached = min(run.computed, item.prompt_length)
@@ -314,7 +314,7 @@ class Scheduler:
         if row.samples:
             assert result.token is not None
             run.pending -= 1
-            item.tokens.append(result.token)
+            item.output.append(result.token)
             self.counts.sampled += 1
         return [self._output(item, result)]
 
@@ -350,6 +350,7 @@ class Scheduler:
 
     def _enqueue_followers(self, item: Item) -> None:
         for follower in item.followers:
+            follower.hashes = self._hashes.of_prompt(item)
             self._enqueue(follower)
         item.followers = []
 

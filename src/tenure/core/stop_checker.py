@@ -12,27 +12,25 @@ def finish_of(item: Item) -> tuple[FinishReason | None, int | None]:
     if item.request.pooling is not None:
         return FinishReason.STOP, None  # it was read to the end, as it asked
     sampling = item.sampling
-    produced = len(item.tokens) - item.prompt_length
+    produced = len(item.output)
     if produced:
-        token = item.tokens[-1]
+        token = item.output[-1]
         if token in sampling.eos_token_ids and not sampling.ignore_eos and produced > sampling.min_tokens:
             return FinishReason.STOP, None
         if token in sampling.stop_token_ids and produced > sampling.min_tokens:
             return FinishReason.STOP, token
-        if sampling.repetition_detection is not None and repeats(
-            item.tokens, item.prompt_length, sampling.repetition_detection
-        ):
+        if sampling.repetition_detection is not None and repeats(item.output, sampling.repetition_detection):
             return FinishReason.REPETITION, None
     if produced >= item.max_tokens:
         return FinishReason.LENGTH, None
     return None, None
 
 
-def repeats(tokens: Sequence[int], begin: int, rule: RepetitionDetection) -> bool:
-    """True when `tokens[begin:]` ends in `rule.min_count` copies of one pattern of an allowed size."""
+def repeats(tokens: Sequence[int], rule: RepetitionDetection) -> bool:
+    """True when `tokens` ends in `rule.min_count` copies of one pattern of an allowed size."""
     for size in range(rule.min_size, rule.max_size + 1):
         needed = size * rule.min_count
-        if len(tokens) - begin < needed:
+        if len(tokens) < needed:
             return False
         if tokens[-1] != tokens[-1 - size]:
             continue  # spares nearly every comparison
