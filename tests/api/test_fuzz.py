@@ -8,9 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenure.api.cohere.embed import EmbedRequest
-from tenure.api.common.chat_types import ChatRequest
-from tenure.api.openai.completion_types import CompletionRequest
 from tenure.api.openai.embedding_types import ClassifyRequest, EmbeddingRequest, PoolingRequest
+from tenure.api.openai.request_types import ChatRequest, CompletionRequest
 from tenure.api.openai.tokenize_routes import DetokenizeRequest, TokenizeRequest
 from tests.api.generation_rig import Rig
 from tests.api.pooling_rig import CLASSIFIER, classify, pooling_rig

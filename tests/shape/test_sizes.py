@@ -12,9 +12,22 @@ KERNELS = sorted(path for path in (SOURCE / "kernels").iterdir() if path.suffix 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+def core_modules(name: str) -> set[str]:
+    """The module of `core` and all those of `core` that it imports, directly or not."""
+    found, queue = set(), [name]
+    while queue:
+        module = queue.pop()
+        if module not in found:
+            found.add(module)
+            tree = ast.parse((SOURCE / "core" / f"{module}.py").read_text())
+            names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+            queue += [name.removeprefix("tenure.core.") for name in names if name.startswith("tenure.core.")]
+    return found
+
+
 READING_ROUTE = (
     "ARCHITECTURE.md",
-    *(f"src/tenure/core/{name}.py" for name in ("lifecycle", "ledger", "request", "scheduler")),
+    *(f"src/tenure/core/{name}.py" for name in sorted(core_modules("scheduler"))),
     "src/tenure/engine/loop.py",
     "src/tenure/http/guard.py",
     "tests/serving/test_cancel.py",
@@ -38,10 +51,10 @@ def test_files_are_under_450_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 450
 
 
-def test_the_reading_route_is_under_1500_lines() -> None:
+def test_the_reading_route_is_under_2500_lines() -> None:
     lengths = [len((SOURCE.parents[1] / name).read_text().splitlines()) for name in READING_ROUTE]
     assert lengths[0] <= 150
-    assert sum(lengths) < 1500
+    assert sum(lengths) < 2500
 
 
 def test_no_function_is_over_80_lines() -> None:

@@ -49,6 +49,13 @@ class Route:
     about: Description | None = None
 
 
+def work_route(
+    path: str, handler: Handler, id_prefix: str, about: Description, dialect: Dialect = Dialect.PLAIN
+) -> Route:
+    """The row of a route whose requests are work."""
+    return Route(path, ("POST",), handler, id_prefix, work=True, body=True, dialect=dialect, about=about)
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """What a path led to. When `allowed` is False, `route` is one that has the path but not the method."""

@@ -12,17 +12,25 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tenure.api.common.embedding_rules import check_dimensions, default_prompt, longest_input
 from tenure.api.common.fields import Integer
 from tenure.api.common.pooling_fields import PoolingFields, Shared, check_shared
 from tenure.api.common.pooling_job import Vectors
+from tenure.api.common.pooling_plan import (
+    PoolingHandler,
+    PoolingPlan,
+    check_dimensions,
+    default_prompt,
+    embeds,
+    longest_input,
+    pooled_plan,
+)
 from tenure.api.common.reply import ReplyHead
 from tenure.api.common.selection import Chosen
 from tenure.api.common.vector_json import ENCODER, vector_base64, vector_bits, vector_numbers
-from tenure.api.openai.pooling_plans import PoolingPlan, pooled_plan
 from tenure.checkpoints.profile import DOCUMENT_PROMPTS, QUERY_PROMPTS, ModelProfile
 from tenure.config import ApiSettings
 from tenure.http.errors import echo, invalid_request
+from tenure.http.routes import Description, work_route
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.prompts.ranges import RANGES, check_number
 from tenure.prompts.text_inputs import TextRules, tokenise_inputs
@@ -115,12 +123,12 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """How sentence-transformers' models call the prompts for these uses."""
 
 
-def embed_v2_plan(request: EmbedRequest, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingPlan:
+def _v2_plan(request: EmbedRequest, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingPlan:
     """`POST /v2/embed`."""
     return _plan(request, chosen, settings, priority, version="2")
 
 
-def embed_v1_plan(request: EmbedRequest, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingPlan:
+def _v1_plan(request: EmbedRequest, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingPlan:
     """`POST /v1/embed`."""
     return _plan(request, chosen, settings, priority, version="1")
 
@@ -243,3 +251,12 @@ def _written(vectors: Sequence[Vectors], kind: EmbeddingType) -> Any:
 
 def _floats(vectors: Sequence[Vectors]) -> Any:
     return [vector_numbers(vector) for vector in vectors]
+
+
+_V1 = Description("Embed texts, as Cohere's first API does.", EmbedRequest, EmbedV1Reply)
+_V2 = Description("Embed texts, as Cohere's API does.", EmbedRequest, EmbedReply)
+
+ROUTES = (
+    work_route("/v1/embed", PoolingHandler(msgspec.json.Decoder(EmbedRequest), embeds, _v1_plan), "embd-", _V1),
+    work_route("/v2/embed", PoolingHandler(msgspec.json.Decoder(EmbedRequest), embeds, _v2_plan), "embd-", _V2),
+)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 
 from tenure.api.common.job import Job
-from tenure.api.openai.response_types import StopReason, Usage
+from tenure.api.common.reply import StopReason, Usage
 from tenure.outcomes import FinishReason
 from tenure.sampling import TokenLogprobs
 from tenure.text.detokenizer import Delta, ItemText

@@ -10,9 +10,9 @@ from starlette.datastructures import Headers
 from starlette.types import Send
 
 from tenure.api.common.context import AppContext
-from tenure.api.common.translate import translate
-from tenure.client import GenerationHandle, Opener
+from tenure.client import GenerationFailed, GenerationHandle, ModelNotFound, ModelNotSupported, Opener, Refusal
 from tenure.config import HttpLimits
+from tenure.errors import CallerError
 from tenure.http import errors
 from tenure.http.errors import ApiError
 from tenure.http.event_stream import EventStream
@@ -27,7 +27,7 @@ T = TypeVar("T")
 class Call:
     """One HTTP request inside the guard. A handler answers once: `respond`, `respond_json` or `event_stream`.
 
-    To refuse, a handler raises `ApiError`, or an error that `api.translate` knows.
+    To refuse, a handler raises `ApiError`, or an error of a lower layer that `_translate` knows.
     """
 
     def __init__(self, exchange: Exchange, context: AppContext, send: Send, limits: HttpLimits) -> None:
@@ -127,7 +127,7 @@ class Call:
             causes = [self.explain(inner) for inner in exc.exceptions if isinstance(inner, Exception)]
             bugs = [cause for cause in causes if cause.code == "internal_error"]
             return (bugs or causes)[0]
-        known = exc if isinstance(exc, ApiError) else translate(exc)
+        known = exc if isinstance(exc, ApiError) else _translate(exc)
         return errors.internal_error() if known is None else known
 
     @asynccontextmanager
@@ -180,3 +180,20 @@ class Call:
             finally:
                 async with stream.writing:  # a comment half handed over would leave open whether the headers went out
                     group.cancel_scope.cancel()
+
+
+def _translate(exc: Exception) -> ApiError | None:
+    """Return the caller's view of `exc`; None for what is our bug."""
+    match exc:
+        case Refusal():
+            return errors.from_outcome(exc.outcome, exc.message, code=exc.code, retry_after=exc.retry_after)
+        case GenerationFailed():
+            return errors.from_outcome(exc.outcome, exc.message)
+        case ModelNotFound():
+            return errors.model_not_found(exc.name, exc.names)
+        case ModelNotSupported():
+            return errors.model_not_supported(exc.name, exc.tasks)
+        case CallerError():
+            return errors.invalid_request(str(exc))
+        case _:
+            return None

@@ -1,14 +1,29 @@
 """What the handlers need besides the request: a value that the server builds once; only its `notices` change."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tenure.api.common.notices import Notices
 from tenure.client import Fleet
 from tenure.config import ApiSettings
 from tenure.observe.counters import CountersSnapshot
 from tenure.process.compute_threads import Workers
 from tenure.prompts.text_model import TextModel
+
+logger = logging.getLogger("tenure.api")
+
+
+class Notices:
+    """What the log was told already: once in the life of the process, however many requests gave cause for it."""
+
+    def __init__(self) -> None:
+        self._ignored: set[str] = set()
+
+    def ignored_field(self, name: str) -> None:
+        """A request set the field `name`, which constrains nothing here. Callers' own names must not get in."""
+        if name not in self._ignored:
+            self._ignored.add(name)
+            logger.warning("ignored the field %s of a request: the output is not constrained; told once", name)
 
 
 @dataclass(frozen=True)

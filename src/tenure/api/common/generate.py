@@ -8,8 +8,7 @@ from typing import Protocol
 from tenure.api.common.answer import Answer, Piece, Record
 from tenure.api.common.call import Call
 from tenure.api.common.job import Job
-from tenure.api.common.reply import ChunkType, ChunkWriter, ReplyHead, fingerprint
-from tenure.api.openai.response_types import Usage
+from tenure.api.common.reply import ReplyHead, Usage, fingerprint
 from tenure.client import EndOfGeneration, GenerationHandle, Opener
 from tenure.http.event_stream import EventStream
 from tenure.wire.messages import ItemOutput
@@ -18,18 +17,19 @@ _CHARACTERS_PER_LOGPROB = 64
 
 
 class Chunks(Protocol):
-    """The events of one stream but for its end, in order. Each method gives chunks that are encoded already."""
+    """The events of one stream, in order. Each method gives events that are encoded already."""
 
     def opening(self) -> Iterator[bytes]: ...
     def piece(self, piece: Piece, *, last: bool) -> Iterator[bytes]: ...
+    def ending(self) -> Iterator[bytes]: ...
 
 
 @dataclass(frozen=True)
 class Format:
     """How a route writes its answers."""
 
-    chunk: ChunkType
-    chunks: Callable[[Job, ChunkWriter], Chunks]
+    chunks: Callable[[Job, ReplyHead, Callable[[], Usage]], Chunks]
+    """The last argument tells the tokens so far."""
     body: Callable[[Job, ReplyHead, Sequence[Record], Usage], bytes]
 
 
@@ -46,8 +46,7 @@ async def run_job(call: Call, engine: Opener, job: Job, form: Format) -> None:
 
 async def _stream(call: Call, handle: GenerationHandle, job: Job, head: ReplyHead, form: Format) -> None:
     answer = Answer(job)
-    writer = ChunkWriter(form.chunk, job, head, answer.usage)
-    chunks = form.chunks(job, writer)
+    chunks = form.chunks(job, head, answer.usage)
     async with call.event_stream() as stream:
         outputs = await _receive(handle)
         if outputs is not None:
@@ -58,8 +57,8 @@ async def _stream(call: Call, handle: GenerationHandle, job: Job, head: ReplyHea
                 await _send_piece(stream, handle, answer, chunks, output, ends_stream=not job.report.include_usage)
             outputs = await _receive(handle)
         _check_complete(answer)
-        if job.report.include_usage:
-            await stream.send(writer.ending())
+        for chunk in chunks.ending():
+            await stream.send(chunk)
         await stream.done()
 
 

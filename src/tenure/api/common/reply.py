@@ -1,26 +1,21 @@
-"""What the answers of several routes have in common."""
+"""What the answers of all families have in common."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
-from msgspec import UNSET
-
-from tenure.api.common.answer import Piece, Record
-from tenure.api.common.job import Job, ReportOptions
-from tenure.api.openai.logprobs import prompt_logprobs
-from tenure.api.openai.response_types import (
-    ChatChunk,
-    ChatChunkChoice,
-    CompletionChunk,
-    CompletionChunkChoice,
-    FinishName,
-    PromptLogprobs,
-    Usage,
-)
+from msgspec import UNSET, UnsetType
 
 ENCODER = msgspec.json.Encoder()
-ChunkType = Callable[..., ChatChunk | CompletionChunk]
+StopReason = str | int | None
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Each prompt counts once, however many choices it has; completion tokens are those of all choices."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: UnsetType | None = UNSET
 
 
 @dataclass(frozen=True)
@@ -41,72 +36,3 @@ def fingerprint(version: str) -> str:
 def reading_usage(tokens: int) -> Usage:
     """The usage of a request that reads and does not write."""
     return Usage(prompt_tokens=tokens, total_tokens=tokens, completion_tokens=0)
-
-
-class ChunkWriter:
-    """Encodes the chunks of one stream."""
-
-    def __init__(self, kind: ChunkType, job: Job, head: ReplyHead, usage: Callable[[], Usage]) -> None:
-        """`usage` tells the tokens so far."""
-        self._kind = kind
-        self._head = head
-        self._usage = usage
-        self._continuous_usage = job.report.continuous_usage
-
-    def choice(
-        self,
-        choice: ChatChunkChoice | CompletionChunkChoice,
-        *,
-        last: bool = False,
-        more: Mapping[str, object] | None = None,
-    ) -> bytes:
-        """A chunk with one choice and the fields `more`, which the route has alone; `last`: no other chunk follows."""
-        head = self._head
-        return ENCODER.encode(
-            self._kind(
-                id=head.id,
-                created=head.created,
-                model=head.model,
-                choices=[choice],
-                usage=self._usage() if self._continuous_usage else UNSET,
-                system_fingerprint=head.fingerprint if last else UNSET,
-                **(more or {}),
-            )
-        )
-
-    def ending(self) -> bytes:
-        """The chunk without choices that ends a stream with `include_usage`."""
-        head = self._head
-        return ENCODER.encode(
-            self._kind(
-                id=head.id,
-                created=head.created,
-                model=head.model,
-                choices=[],
-                usage=self._usage(),
-                system_fingerprint=head.fingerprint,
-            )
-        )
-
-
-def shows_something(piece: Piece, report: ReportOptions) -> bool:
-    """Whether a piece holds anything that its chunk would tell."""
-    delta = piece.delta
-    tokens = bool(delta.token_ids) and (report.logprobs or report.token_ids)
-    return bool(delta.text) or delta.finish_reason is not None or tokens
-
-
-def finish_name(record: Record) -> FinishName:
-    """How a choice that is answered whole has finished."""
-    if record.finish_reason is None:
-        raise RuntimeError("a choice has no finish reason")
-    return record.finish_reason.value
-
-
-def shown_prompt_logprobs(job: Job, index: int, record: Record) -> PromptLogprobs | None:
-    """The logprobs of the prompt of choice `index`, where the request asks for them."""
-    limit = job.report.prompt_logprobs
-    if limit is None or record.prompt_logprobs is None:
-        return None
-    prompt, as_ids = job.prompts[index // job.n], job.report.tokens_as_ids
-    return prompt_logprobs(job.model.tokenizer, prompt, record.prompt_logprobs, as_ids=as_ids, limit=limit)

@@ -1,31 +1,32 @@
 """Bodies and chunks of chat completions. Pure: pieces of an `Answer` in, bytes out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import UNSET
 
 from tenure.api.common.answer import Piece, Record
 from tenure.api.common.job import Job
-from tenure.api.common.reply import ENCODER, ChunkWriter, ReplyHead, finish_name, shown_prompt_logprobs, shows_something
+from tenure.api.common.reply import ENCODER, ReplyHead, Usage
+from tenure.api.openai.chunks import ChunkWriter, finish_name, shown_prompt_logprobs, shows_something
 from tenure.api.openai.logprobs import chat_logprobs
 from tenure.api.openai.response_types import (
     AssistantMessage,
     ChatChoice,
+    ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
     ChatLogprobs,
     Delta,
-    Usage,
 )
 from tenure.sampling import TokenLogprobs
 
 
 class ChatChunks:
-    """Makes the chunks of one stream but for its end: the opening, then the pieces."""
+    """Makes the chunks of one stream: the opening, then the pieces."""
 
-    def __init__(self, job: Job, writer: ChunkWriter) -> None:
+    def __init__(self, job: Job, head: ReplyHead, usage: Callable[[], Usage]) -> None:
         self._job = job
-        self._writer = writer
+        self._writer = ChunkWriter(ChatChunk, job, head, usage)
 
     def opening(self) -> Iterator[bytes]:
         """The role chunk of each choice and, with `echo`, the text that the answer repeats."""
@@ -51,6 +52,10 @@ class ChatChunks:
             token_ids=delta.token_ids if report.token_ids else UNSET,
         )
         yield self._writer.choice(choice, last=last)
+
+    def ending(self) -> Iterator[bytes]:
+        """The chunk without choices that ends a stream with `include_usage`."""
+        return self._writer.ending()
 
 
 def chat_body(job: Job, head: ReplyHead, records: Sequence[Record], usage: Usage) -> bytes:

@@ -1,30 +1,31 @@
 """Bodies and chunks of completions. Pure: pieces of an `Answer` in, bytes out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import UNSET
 
 from tenure.api.common.answer import Piece, Record
 from tenure.api.common.job import Job
-from tenure.api.common.reply import ENCODER, ChunkWriter, ReplyHead, finish_name, shown_prompt_logprobs, shows_something
+from tenure.api.common.reply import ENCODER, ReplyHead, Usage
+from tenure.api.openai.chunks import ChunkWriter, finish_name, shown_prompt_logprobs, shows_something
 from tenure.api.openai.logprobs import completion_logprobs
 from tenure.api.openai.response_types import (
     Completion,
     CompletionChoice,
+    CompletionChunk,
     CompletionChunkChoice,
     CompletionLogprobs,
-    Usage,
 )
 from tenure.sampling import TokenLogprobs
 from tenure.text.detokenizer import text_with_offsets
 
 
 class CompletionChunks:
-    """Makes the chunks of one stream but for its end: echo and pieces per choice."""
+    """Makes the chunks of one stream: echo and pieces per choice."""
 
-    def __init__(self, job: Job, writer: ChunkWriter) -> None:
+    def __init__(self, job: Job, head: ReplyHead, usage: Callable[[], Usage]) -> None:
         self._job = job
-        self._writer = writer
+        self._writer = ChunkWriter(CompletionChunk, job, head, usage)
 
     def opening(self) -> Iterator[bytes]:
         """Nothing: this route has no role chunks."""
@@ -69,6 +70,10 @@ class CompletionChunks:
     def _logprobs(self, piece: Piece) -> CompletionLogprobs:
         delta = piece.delta
         return _own_logprobs(self._job, piece.index, delta.token_ids, delta.logprobs or (), delta.text_offsets)
+
+    def ending(self) -> Iterator[bytes]:
+        """The chunk without choices that ends a stream with `include_usage`."""
+        return self._writer.ending()
 
 
 def completion_body(job: Job, head: ReplyHead, records: Sequence[Record], usage: Usage) -> bytes:

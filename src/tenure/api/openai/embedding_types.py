@@ -4,11 +4,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from tenure.api.common.chat_types import ChatMessage
 from tenure.api.common.fields import Integer
 from tenure.api.common.pooling_fields import PoolingFields
-from tenure.api.openai.completion_types import Prompt
-from tenure.api.openai.response_types import Usage
+from tenure.api.common.reply import Usage
+from tenure.api.openai.request_types import ChatMessage, Prompt
 
 
 class InputFields(PoolingFields, frozen=True, kw_only=True):

@@ -3,24 +3,16 @@
 Pure, and as slow as the body is long. Nothing of a request reaches the engine but through here.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from tenure.api.common.embedding_rules import (
-    Encoding,
-    check_dimensions,
-    check_encoding,
-    default_prompt,
-    longest_input,
-    read_inputs,
-)
-from tenure.api.common.long_inputs import chunked, merged
-from tenure.api.common.pooling_fields import Shared, check_shared
-from tenure.api.common.pooling_job import PoolingJob, Vectors
+from tenure.api.common.pooling_fields import check_shared
+from tenure.api.common.pooling_job import Vectors
+from tenure.api.common.pooling_plan import PoolingPlan, check_dimensions, default_prompt, longest_input, pooled_plan
 from tenure.api.common.reply import ReplyHead, reading_usage
 from tenure.api.common.selection import Chosen
 from tenure.api.common.vector_json import ENCODER, vector_base64, vector_numbers
+from tenure.api.openai.embedding_inputs import Encoding, check_encoding, read_inputs
 from tenure.api.openai.embedding_types import (
     ClassData,
     Classification,
@@ -37,45 +29,7 @@ from tenure.checkpoints.profile import ModelProfile
 from tenure.config import ApiSettings
 from tenure.http.errors import echo, invalid_request
 from tenure.pooling import PoolingParams, PoolingTask
-from tenure.prompts.text_inputs import Framed
 from tenure.prompts.text_model import TextModel
-
-Write = Callable[[ReplyHead, Sequence[Vectors]], bytes]
-
-
-@dataclass(frozen=True)
-class PoolingPlan:
-    """A request for vectors. `write` makes the body of the one vector (or matrix) of each input."""
-
-    job: PoolingJob
-    weights: list[list[int]]
-    """Of each input, the tokens of each prompt that it became; see `api.long_inputs`."""
-    normalize: bool
-    write: Write
-
-    def body(self, head: ReplyHead, vectors: Sequence[Vectors]) -> bytes:
-        """The reply to what the engine made of the job's prompts."""
-        return self.write(head, merged(vectors, self.weights, normalize=self.normalize))
-
-
-def pooled_plan(
-    inputs: Sequence[Framed],
-    params: PoolingParams,
-    chosen: Chosen,
-    shared: Shared,
-    write: Callable[[ReplyHead, Sequence[Vectors], int], bytes],
-    param: str = "input",
-) -> PoolingPlan:
-    """Have inputs of any length read, in chunks where they need to; `write` is told also how many tokens that takes."""
-    chunks = chunked(inputs, chosen.text_window, param)
-    job = PoolingJob(chosen.text, chunks.prompts, params, priority=shared.priority, cache_salt=shared.cache_salt)
-    tokens = job.prompt_tokens
-    return PoolingPlan(
-        job=job,
-        weights=chunks.weights,
-        normalize=chosen.text.profile.normalize and params.activation,
-        write=lambda head, vectors: write(head, vectors, tokens),
-    )
 
 
 def embeddings_plan(

@@ -9,17 +9,9 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from tenure.api.common.reply import StopReason, Usage
+
 FinishName = Literal["stop", "length", "repetition", "tool_calls", "abort"]
-StopReason = str | int | None
-
-
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Each prompt counts once, however many choices it has; completion tokens are those of all choices."""
-
-    prompt_tokens: int
-    total_tokens: int
-    completion_tokens: int
-    prompt_tokens_details: UnsetType | None = UNSET
 
 
 class TopLogprob(msgspec.Struct, frozen=True):

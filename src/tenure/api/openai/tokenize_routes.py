@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from tenure.api.common.call import Call
-from tenure.api.common.chat_types import ChatMessage, ChatRequest
-from tenure.api.common.conversation import check_conversation, render
 from tenure.api.common.fields import Ids
 from tenure.api.common.selection import Chosen, select_model
+from tenure.api.openai.conversation import check_conversation, render
+from tenure.api.openai.request_types import ChatMessage, ChatRequest
 from tenure.http.decoding import decode_body
 from tenure.http.errors import invalid_request
 from tenure.process.compute_threads import stop_if_cancelled

@@ -6,8 +6,6 @@ Pure, and as slow as the body is long: a body that is not short is validated in 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tenure.api.common.chat_types import ChatRequest
-from tenure.api.common.conversation import check_conversation, echoed_text, render, response_role
 from tenure.api.common.fields import SamplingFields
 from tenure.api.common.job import Job, ReportOptions
 from tenure.api.common.sampling_rules import (
@@ -23,7 +21,8 @@ from tenure.api.common.sampling_rules import (
     refuse_unserved,
     sampling_params,
 )
-from tenure.api.openai.completion_types import CompletionRequest
+from tenure.api.openai.conversation import check_conversation, echoed_text, render, response_role
+from tenure.api.openai.request_types import ChatRequest, CompletionRequest
 from tenure.config import ApiSettings
 from tenure.http.errors import invalid_request, unsupported
 from tenure.prompts.text_model import TextModel

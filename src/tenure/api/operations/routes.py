@@ -8,9 +8,17 @@ import msgspec
 
 from tenure.api.common.call import Call
 from tenure.api.common.context import AppContext
+from tenure.api.operations.cancel_routes import (
+    CancelledReplies,
+    CancelledReply,
+    CancelRequests,
+    cancel_many,
+    cancel_one,
+)
 from tenure.api.operations.docs_page import PAGE
 from tenure.client import Served
 from tenure.http.errors import engine_unavailable, model_not_found
+from tenure.http.routes import Description, Handler, Route
 from tenure.observe.metrics import CONTENT_TYPE, Readings, metrics_text, tenure_families
 from tenure.observe.vllm_metrics import vllm_families
 from tenure.prompts.text_model import TextModel
@@ -159,3 +167,31 @@ def _entry(context: AppContext, served: Served, name: str) -> ModelEntry:
         permission=[ModelPermission(id=f"modelperm-{name}", created=created)],
         tasks=served.tasks,
     )
+
+
+def _get(path: str, handler: Handler, about: Description) -> Route:
+    return Route(path, ("GET",), handler, about=about)
+
+
+def _open(path: str, handler: Handler, about: Description, methods: tuple[str, ...] = ("GET",)) -> Route:
+    return Route(path, methods, handler, open_without_key=True, about=about)
+
+
+_CANCEL = Description("End a request by its id.", response=CancelledReply, unready=True)
+_CANCEL_MANY = Description("End requests by ids or labels.", CancelRequests, CancelledReplies, unready=True)
+
+ROUTES = (
+    Route("/v1/requests/{id}/cancel", ("POST",), cancel_one, about=_CANCEL),
+    Route("/v1/requests/cancel", ("POST",), cancel_many, body=True, about=_CANCEL_MANY),
+    _get("/v1/models", list_models, Description("List the models.", response=ModelList)),
+    _get("/v1/models/{model:path}", show_model, Description("Show one model.", response=ModelEntry)),
+    _open("/health", health, Description("Liveness, once the server has been ready.", unready=True)),
+    _open("/ready", ready, Description("Readiness: every engine admits requests.", unready=True)),
+    _open("/ping", health, Description("The same as /health.", unready=True), ("GET", "POST")),
+    _open("/version", version, Description("The server's version.", response=VersionReply)),
+    _get("/load", load, Description("How many work requests are open.", response=LoadReply)),
+    _get("/ledger", ledger, Description("Who holds what.", response=ServerLedger)),
+    _get("/metrics", metrics, Description("Prometheus metrics.", media_type="text/plain")),
+    _get("/openapi.json", openapi, Description("This document.")),
+    _get("/docs", docs, Description("A page that shows this document.", media_type="text/html")),
+)

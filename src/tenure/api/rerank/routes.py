@@ -13,9 +13,9 @@ import msgspec
 from msgspec import UNSET
 
 from tenure.api.common.call import Call
-from tenure.api.common.embedding_rules import default_prompt
 from tenure.api.common.pooling_fields import check_shared
 from tenure.api.common.pooling_job import PoolingJob, Vectors, feed_pooled
+from tenure.api.common.pooling_plan import default_prompt
 from tenure.api.common.reply import reading_usage
 from tenure.api.common.selection import Chosen, select_model
 from tenure.api.rerank.scoring import ClassScores, PairedScores, Scores, cosine, counted_rows, max_similarity, sigmoid
@@ -36,13 +36,14 @@ from tenure.api.rerank.types import (
 from tenure.checkpoints.profile import ModelProfile, Scoring
 from tenure.config import ApiSettings
 from tenure.http.decoding import decode_body
-from tenure.http.errors import internal_error, invalid_request
+from tenure.http.errors import Dialect, internal_error, invalid_request
+from tenure.http.routes import Description, Route, work_route
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.prompts.ranges import RANGES, check_number
 from tenure.prompts.score_prompts import PairRules, Prompts, pair_prompts, single_prompts, written_prompts
 
 TASK = "score"
-META_PATH = "/v2/rerank"
+_META_PATH = "/v2/rerank"
 """Whose clients expect `meta`."""
 _UNIT = 100
 _SCORE_DECODER = msgspec.json.Decoder(ScoreRequest)
@@ -117,7 +118,7 @@ async def rerank(call: Call) -> None:
         model=chosen.text.name,
         results=results,
         usage=RerankUsage(prompt_tokens=tokens, total_tokens=tokens),
-        meta=_meta(len(documents), tokens) if call.route == META_PATH else UNSET,
+        meta=_meta(len(documents), tokens) if call.route == _META_PATH else UNSET,
     )
     await call.respond_json(reply)
 
@@ -225,3 +226,16 @@ def _meta(documents: int, tokens: int) -> RerankMeta:
         billed_units=BilledUnits(search_units=-(-documents // _UNIT), input_tokens=tokens),
         tokens=InputTokens(input_tokens=tokens),
     )
+
+
+def _rerank_route(path: str, summary: str) -> Route:
+    return work_route(path, rerank, "score-", Description(summary, RerankRequest, RerankReply), Dialect.RERANK)
+
+
+ROUTES = (
+    work_route("/score", score, "score-", Description("Score pairs of texts.", ScoreRequest, ScoreReply)),
+    work_route("/v1/score", score, "score-", Description("The same as /score.", ScoreRequest, ScoreReply)),
+    _rerank_route("/rerank", "Order documents by how well they fit a query."),
+    _rerank_route("/v1/rerank", "The same as /rerank."),
+    _rerank_route(_META_PATH, "The same as /rerank, with `meta` in the answer."),
+)

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from tenure.api.common.fields import Integer
 from tenure.api.common.pooling_fields import PoolingFields
-from tenure.api.openai.response_types import Usage
+from tenure.api.common.reply import Usage
 
 Entry = str | dict[str, Any]
 """A text, or an object that holds one."""

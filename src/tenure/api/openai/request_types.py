@@ -1,8 +1,9 @@
-"""The request body of `POST /v1/chat/completions`."""
+"""The request bodies of `POST /v1/chat/completions` and `POST /v1/completions`."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from tenure.api.common.fields import Integer, SamplingFields
 
@@ -60,3 +61,23 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     chat_template: str | None = None
     mm_processor_kwargs: Any = None
     media_io_kwargs: Any = None
+
+
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer"}}
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+_PROMPT_SCHEMA = {
+    "anyOf": [{"type": "string"}, _TEXTS, _TOKEN_IDS, {"type": "array", "items": _TOKEN_IDS}],
+    "description": "A text, texts, token ids, or lists of token ids.",
+}
+
+# Wider than what is served, since msgspec allows one array type in a union: `token_prompts` checks the mixture.
+Prompt = Annotated[str | list[str | Integer | list[Integer]], Meta(extra_json_schema={"x-replace": _PROMPT_SCHEMA})]
+
+
+class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
+    prompt: Prompt | None = None
+    logprobs: Integer | None = None
+
+    # Refused unless they ask for nothing.
+    suffix: str | None = None
+    prompt_embeds: Any = None

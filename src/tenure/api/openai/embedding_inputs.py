@@ -1,16 +1,14 @@
-"""The rules that all routes for vectors share: dimensions, encodings, prompts of the model, inputs of every form."""
+"""What the routes for vectors read, and how they are asked to write: inputs of every form, encodings."""
 
 from enum import StrEnum
 
-from tenure.api.common.chat_types import ChatRequest
-from tenure.api.common.conversation import check_conversation, render
 from tenure.api.common.pooling_fields import Shared
 from tenure.api.common.selection import Chosen
+from tenure.api.openai.conversation import check_conversation, render
 from tenure.api.openai.embedding_types import EncodedFields, InputFields
-from tenure.checkpoints.profile import ModelProfile
+from tenure.api.openai.request_types import ChatRequest
 from tenure.config import ApiSettings
 from tenure.http.errors import echo, invalid_request
-from tenure.prompts.ranges import RANGES, check_number
 from tenure.prompts.text_inputs import Framed, TextRules, tokenise_inputs
 from tenure.prompts.token_prompts import split_prompts
 
@@ -33,26 +31,6 @@ def check_encoding(request: EncodedFields) -> Encoding:
         raise invalid_request(message, "encoding_format") from None
 
 
-def check_dimensions(value: float | None, profile: ModelProfile, name: str = "dimensions") -> int | None:
-    """Return the size to which embeddings are cut, None for the model's own: that one is served by every model."""
-    if value is None:
-        return None
-    wanted = int(check_number(name, value, RANGES[name]))
-    size = profile.embedding_size
-    if wanted == size:
-        return None
-    if wanted not in profile.dimensions:
-        sizes = ", ".join(str(known) for known in sorted({*profile.dimensions, size}))
-        raise invalid_request(f"`{name}` may be one of: {sizes}. The model was trained for no other sizes.", name)
-    return wanted
-
-
-def longest_input(chosen: Chosen, settings: ApiSettings) -> int:
-    """The most tokens of an input that is embedded, in chunks or whole."""
-    window = chosen.text_window
-    return max(window, settings.max_chunked_len) if settings.chunk_long_inputs else window
-
-
 def read_inputs(
     request: InputFields, chosen: Chosen, settings: ApiSettings, shared: Shared, *, longest: int, prompt: str = ""
 ) -> list[Framed]:
@@ -68,11 +46,6 @@ def read_inputs(
         prompt=prompt,
     )
     return tokenise_inputs(split_prompts(request.input, settings.max_inputs, "input"), rules, "input")
-
-
-def default_prompt(profile: ModelProfile) -> str:
-    """What goes in front of every text that names no prompt."""
-    return "" if profile.default_prompt is None else profile.prompts[profile.default_prompt]
 
 
 def _conversation(request: InputFields, chosen: Chosen, shared: Shared, longest: int) -> list[Framed]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from tenure.api.common.chat_types import ChatMessage, ChatRequest, ContentPart, FunctionCall, ToolCall
+from tenure.api.openai.request_types import ChatMessage, ChatRequest, ContentPart, FunctionCall, ToolCall
 from tenure.errors import CallerError
 from tenure.http.errors import invalid_request, unsupported
 from tenure.prompts.chat_messages import message_text

@@ -1,0 +1,92 @@
+"""What the answers of the generation routes have in common: chunks of streams, finish reasons, logprobs of prompts."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from msgspec import UNSET
+
+from tenure.api.common.answer import Piece, Record
+from tenure.api.common.job import Job, ReportOptions
+from tenure.api.common.reply import ENCODER, ReplyHead, Usage
+from tenure.api.openai.logprobs import prompt_logprobs
+from tenure.api.openai.response_types import (
+    ChatChunk,
+    ChatChunkChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    FinishName,
+    PromptLogprobs,
+)
+
+ChunkType = Callable[..., ChatChunk | CompletionChunk]
+
+
+class ChunkWriter:
+    """Encodes the chunks of one stream."""
+
+    def __init__(self, kind: ChunkType, job: Job, head: ReplyHead, usage: Callable[[], Usage]) -> None:
+        """`usage` tells the tokens so far."""
+        self._kind = kind
+        self._head = head
+        self._usage = usage
+        self._continuous_usage = job.report.continuous_usage
+        self._include_usage = job.report.include_usage
+
+    def choice(
+        self,
+        choice: ChatChunkChoice | CompletionChunkChoice,
+        *,
+        last: bool = False,
+        more: Mapping[str, object] | None = None,
+    ) -> bytes:
+        """A chunk with one choice and the fields `more`, which the route has alone; `last`: no other chunk follows."""
+        head = self._head
+        return ENCODER.encode(
+            self._kind(
+                id=head.id,
+                created=head.created,
+                model=head.model,
+                choices=[choice],
+                usage=self._usage() if self._continuous_usage else UNSET,
+                system_fingerprint=head.fingerprint if last else UNSET,
+                **(more or {}),
+            )
+        )
+
+    def ending(self) -> Iterator[bytes]:
+        """The chunk without choices that ends a stream with `include_usage`."""
+        if not self._include_usage:
+            return
+        head = self._head
+        yield ENCODER.encode(
+            self._kind(
+                id=head.id,
+                created=head.created,
+                model=head.model,
+                choices=[],
+                usage=self._usage(),
+                system_fingerprint=head.fingerprint,
+            )
+        )
+
+
+def shows_something(piece: Piece, report: ReportOptions) -> bool:
+    """Whether a piece holds anything that its chunk would tell."""
+    delta = piece.delta
+    tokens = bool(delta.token_ids) and (report.logprobs or report.token_ids)
+    return bool(delta.text) or delta.finish_reason is not None or tokens
+
+
+def finish_name(record: Record) -> FinishName:
+    """How a choice that is answered whole has finished."""
+    if record.finish_reason is None:
+        raise RuntimeError("a choice has no finish reason")
+    return record.finish_reason.value
+
+
+def shown_prompt_logprobs(job: Job, index: int, record: Record) -> PromptLogprobs | None:
+    """The logprobs of the prompt of choice `index`, where the request asks for them."""
+    limit = job.report.prompt_logprobs
+    if limit is None or record.prompt_logprobs is None:
+        return None
+    prompt, as_ids = job.prompts[index // job.n], job.report.tokens_as_ids
+    return prompt_logprobs(job.model.tokenizer, prompt, record.prompt_logprobs, as_ids=as_ids, limit=limit)
