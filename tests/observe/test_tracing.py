@@ -6,9 +6,12 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from starlette.datastructures import Headers
 
 from tenure.api.app import build_app
 from tenure.config import HttpLimits
+from tenure.http.request_head import RequestHead
+from tenure.http.routes import Route
 from tenure.observe.journal import Asked, Times, Tokens
 from tenure.observe.reporting import RequestObserver
 from tenure.observe.request_summary import RequestSummary
@@ -18,11 +21,17 @@ from tests.api.generation_rig import Rig
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
+
+
+def head(**headers: str) -> RequestHead:
+    async def nothing(_call: object) -> None: ...
+
+    route = Route("/v1/chat/completions", ("POST",), nothing)
+    return RequestHead(route, "POST", route.path, {}, Headers(headers), "5f", "mine", None, 10.0)
+
+
 CANCELLED = RequestSummary(
-    request_id="5f",
-    label="mine",
-    method="POST",
-    route="/v1/chat/completions",
+    head=head(),
     model="tiny",
     outcome=Outcome.CLIENT_CANCELLED,
     status=499,
@@ -34,14 +43,13 @@ CANCELLED = RequestSummary(
     tokens=Tokens(prompt=7),
     asked=Asked(),
     finish_reasons=(),
-    trace_headers={},
 )
 
 
-def spans(*accounts: RequestSummary) -> list[ReadableSpan]:
+def spans(*summaries: RequestSummary) -> list[ReadableSpan]:
     exporter = InMemorySpanExporter()
     tracer = SpanTracer(exporter, "1.2")
-    for summary in accounts:
+    for summary in summaries:
         tracer.record(summary)
     tracer.close()
     return list(exporter.get_finished_spans())
@@ -72,19 +80,19 @@ def test_our_errors_are_marked_as_such():
 
 def test_the_callers_trace_goes_on():
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
-    [span] = spans(replace(CANCELLED, trace_headers=headers))
+    [span] = spans(replace(CANCELLED, head=head(**headers)))
     assert f"{span.context.trace_id:032x}" == TRACE
     assert f"{span.parent.span_id:016x}" == PARENT
     assert span.context.trace_state["vendor"] == "1"
 
 
 def test_a_caller_that_does_not_sample_gets_no_span():
-    assert spans(replace(CANCELLED, trace_headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})) == []
+    assert spans(replace(CANCELLED, head=head(traceparent=f"00-{TRACE}-{PARENT}-00"))) == []
 
 
 @pytest.mark.parametrize("header", ["", "nonsense", f"00-{'0' * 32}-{PARENT}-01", f"ff-{TRACE}-{PARENT}-01"])
 def test_a_trace_context_that_is_none_begins_a_new_trace(header):
-    [span] = spans(replace(CANCELLED, trace_headers={"traceparent": header}))
+    [span] = spans(replace(CANCELLED, head=head(traceparent=header)))
     assert span.parent is None
 
 

@@ -14,7 +14,7 @@ ALLOWED = {
     "core": {"core", "errors", "outcomes", "sampling", "pooling"},
     "wire": {"wire", "errors", "outcomes", "sampling", "pooling"},
     "http": {"http", "errors", "outcomes", "config"},
-    "observe": {"observe", "http.exchange", "process", "wire", *VOCABULARY},
+    "observe": {"observe", "http.exchange", "http.request_head", "process", "wire", *VOCABULARY},
     "checkpoints": {"checkpoints", *VOCABULARY},
     "text": {"text", "checkpoints", *VOCABULARY},
     "prompts": {"prompts", "text", "checkpoints", "http.errors", "process", "wire", *VOCABULARY},

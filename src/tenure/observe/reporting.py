@@ -60,7 +60,7 @@ class RequestObserver:
         self._counter.observe(REQUEST_SECONDS, summary.seconds, summary.model)
         if summary.gone_at is not None:
             self._counter.observe(CANCEL_SECONDS, summary.ended_at - summary.gone_at, summary.model)
-        self.ended.note(CancelledRequest(summary.request_id, summary.outcome, 0.0))
+        self.ended.note(CancelledRequest(summary.head.request_id, summary.outcome, 0.0))
         if access_logger.isEnabledFor(logging.INFO):
             access_logger.info("%s", log_text(summary), extra={"fields": log_fields(summary)})
         if self._tracer is not None:

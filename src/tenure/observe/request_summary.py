@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tenure.http.exchange import Exchange
+from tenure.http.request_head import RequestHead
 from tenure.observe.journal import Asked, Times, Tokens
 from tenure.outcomes import Outcome
 
@@ -16,10 +17,7 @@ CLIENT_CLOSED_REQUEST = 499
 class RequestSummary:
     """A request that is over. Times are monotonic seconds; `clock_offset` added to one gives seconds since 1970."""
 
-    request_id: str
-    label: str
-    method: str
-    route: str
+    head: RequestHead
     model: str
     outcome: Outcome
     status: int
@@ -33,7 +31,11 @@ class RequestSummary:
     tokens: Tokens
     asked: Asked
     finish_reasons: tuple[str, ...]
-    trace_headers: dict[str, str]
+
+    @property
+    def route(self) -> str:
+        """The path of its row in the route table."""
+        return self.head.route.path
 
     @property
     def seconds(self) -> float:
@@ -68,12 +70,9 @@ class RequestSummary:
 
 def summary_of(exchange: Exchange, now: float) -> RequestSummary:
     """The summary of an exchange that is over."""
-    head, journal, outcome = exchange.head, exchange.journal, exchange.outcome()
+    journal, outcome = exchange.journal, exchange.outcome()
     return RequestSummary(
-        request_id=head.request_id,
-        label=head.label,
-        method=head.method,
-        route=head.route.path,
+        head=exchange.head,
         model=journal.model,
         outcome=outcome,
         status=CLIENT_CLOSED_REQUEST if outcome is Outcome.CLIENT_CANCELLED else exchange.status,
@@ -85,15 +84,14 @@ def summary_of(exchange: Exchange, now: float) -> RequestSummary:
         tokens=journal.tokens,
         asked=journal.asked,
         finish_reasons=tuple(journal.finish_reasons),
-        trace_headers={name: head.headers[name] for name in ("traceparent", "tracestate") if name in head.headers},
     )
 
 
 def log_fields(summary: RequestSummary) -> dict[str, Any]:
     """What the structured log says of a request."""
     return {
-        "id": summary.request_id,
-        "label": summary.label,
+        "id": summary.head.request_id,
+        "label": summary.head.label,
         "route": summary.route,
         "model": summary.model,
         "status": summary.status,
@@ -114,7 +112,7 @@ def log_text(summary: RequestSummary) -> str:
     stages = ",".join(f"{name}:{seconds:.3f}" for name, seconds in summary.stages().items())
     tokens = summary.tokens
     return (
-        f"request {summary.request_id} label={json.dumps(summary.label)} route={summary.route} "
+        f"request {summary.head.request_id} label={json.dumps(summary.head.label)} route={summary.route} "
         f"model={summary.model or '-'} status={summary.status} outcome={summary.outcome} seconds={summary.seconds:.3f} "
         f"first_token={first} stages={stages} prompt_tokens={tokens.prompt} cached_tokens={tokens.cached} "
         f"output_tokens={tokens.output}"

@@ -52,7 +52,7 @@ class SpanTracer:
         operation = _OPERATIONS.get(summary.route, summary.route.rpartition("/")[2])
         span = self._tracer.start_span(
             f"{operation} {summary.model}".rstrip(),
-            context=self._context.extract(summary.trace_headers),
+            context=self._context.extract(summary.head.headers),
             kind=SpanKind.SERVER,
             attributes=_attributes(summary, operation),
             start_time=_nanoseconds(summary, summary.times.received),
@@ -87,7 +87,7 @@ def _events(summary: RequestSummary) -> dict[str, float]:
 def _attributes(summary: RequestSummary, operation: str) -> Mapping[str, str | int | float | tuple[str, ...]]:
     sampling, times = summary.asked.sampling, summary.times
     found: dict[str, str | int | float | tuple[str, ...] | None] = {
-        "http.request.method": summary.method,
+        "http.request.method": summary.head.method,
         "http.route": summary.route,
         "http.response.status_code": summary.status,
         "gen_ai.provider.name": "tenure",
@@ -98,8 +98,8 @@ def _attributes(summary: RequestSummary, operation: str) -> Mapping[str, str | i
         "gen_ai.latency.e2e": summary.seconds,
         "gen_ai.latency.time_to_first_token": summary.first_token_seconds,
         "gen_ai.latency.time_in_queue": times.queue_seconds,
-        "tenure.request.id": summary.request_id,
-        "tenure.request.label": summary.label or None,
+        "tenure.request.id": summary.head.request_id,
+        "tenure.request.label": summary.head.label or None,
         "tenure.outcome": summary.outcome.value,
         "error.type": summary.code or (summary.outcome.value if summary.outcome is not Outcome.OK else None),
     }
