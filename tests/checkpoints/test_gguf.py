@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tenure.checkpoints.gguf import GGML_BLOCKS, GGUFFile
+from tenure.checkpoints.gguf import GGUFFile
 from tenure.errors import ResourceError
 from tests.text.gguf_samples import demo_file, small_file
 
@@ -53,11 +53,6 @@ def test_agrees_with_the_gguf_library_on_the_demo_model():
             )
         for key in ("tokenizer.ggml.merges", "tokenizer.ggml.token_type", "llama.rope.freq_base", "general.name"):
             assert file.metadata[key] == library.fields[key].contents()
-
-
-def test_block_sizes_are_those_of_the_gguf_library():
-    known = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
-    assert {kind: known[kind] for kind in GGML_BLOCKS} == dict(GGML_BLOCKS)
 
 
 def test_opening_reads_only_what_it_must():

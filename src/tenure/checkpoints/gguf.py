@@ -1,8 +1,8 @@
 """Read GGUF files (versions 2 and 3, little-endian) through a memory map.
 
 Opening walks the header once: it checks every length and offset against the size of the file and remembers where
-each value lies. Strings, arrays and tensors are decoded only when asked for, so a file with a vocabulary of
-50,000 entries opens in tens of milliseconds.
+each value lies. Values and tensors are decoded only when asked for, so a file with a vocabulary of 50,000 entries opens
+in tens of milliseconds. Sizes of blocks are the gguf library's.
 
 Owner and lifetime: `GGUFFile` owns the map. Views from `data` keep the memory mapped after `close`; metadata that
 has not been decoded by then is gone. Nothing in a file can make this module allocate more than a small multiple of
@@ -12,105 +12,36 @@ the file's size, and whatever is wrong with a file is a `ResourceError` that nam
 import mmap
 import os
 import stat
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from enum import IntEnum
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from tenure.errors import ResourceError
+from tenure.source import GGUF_MAGIC
 
 Value: TypeAlias = int | float | bool | str | list["Value"]
 
-MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
 MAX_ARRAY_DEPTH = 4
 MAX_KEY_BYTES = 65535
 
 _U32 = Struct("<I")
 _U64 = Struct("<Q")
-
-
-class ValueType(IntEnum):
-    """Types of metadata values, as numbered in the file format."""
-
-    UINT8 = 0
-    INT8 = 1
-    UINT16 = 2
-    INT16 = 3
-    UINT32 = 4
-    INT32 = 5
-    FLOAT32 = 6
-    BOOL = 7
-    STRING = 8
-    ARRAY = 9
-    UINT64 = 10
-    INT64 = 11
-    FLOAT64 = 12
-
-
 _SCALARS: Mapping[int, np.dtype[np.generic]] = MappingProxyType(
-    {
-        ValueType.UINT8: np.dtype("<u1"),
-        ValueType.INT8: np.dtype("<i1"),
-        ValueType.UINT16: np.dtype("<u2"),
-        ValueType.INT16: np.dtype("<i2"),
-        ValueType.UINT32: np.dtype("<u4"),
-        ValueType.INT32: np.dtype("<i4"),
-        ValueType.FLOAT32: np.dtype("<f4"),
-        ValueType.BOOL: np.dtype("?"),
-        ValueType.UINT64: np.dtype("<u8"),
-        ValueType.INT64: np.dtype("<i8"),
-        ValueType.FLOAT64: np.dtype("<f8"),
-    }
+    dict(enumerate(map(np.dtype, ("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?"))))
+    | dict(enumerate(map(np.dtype, ("<u8", "<i8", "<f8")), start=10))
 )
-
-GGML_BLOCKS: Mapping[int, tuple[int, int]] = MappingProxyType(
-    {
-        0: (1, 4),  # F32
-        1: (1, 2),  # F16
-        2: (32, 18),  # Q4_0
-        3: (32, 20),  # Q4_1
-        6: (32, 22),  # Q5_0
-        7: (32, 24),  # Q5_1
-        8: (32, 34),  # Q8_0
-        9: (32, 40),  # Q8_1
-        10: (256, 84),  # Q2_K
-        11: (256, 110),  # Q3_K
-        12: (256, 144),  # Q4_K
-        13: (256, 176),  # Q5_K
-        14: (256, 210),  # Q6_K
-        15: (256, 292),  # Q8_K
-        16: (256, 66),  # IQ2_XXS
-        17: (256, 74),  # IQ2_XS
-        18: (256, 98),  # IQ3_XXS
-        19: (256, 50),  # IQ1_S
-        20: (32, 18),  # IQ4_NL
-        21: (256, 110),  # IQ3_S
-        22: (256, 82),  # IQ2_S
-        23: (256, 136),  # IQ4_XS
-        24: (1, 1),  # I8
-        25: (1, 2),  # I16
-        26: (1, 4),  # I32
-        27: (1, 8),  # I64
-        28: (1, 8),  # F64
-        29: (256, 56),  # IQ1_M
-        30: (1, 2),  # BF16
-        34: (256, 54),  # TQ1_0
-        35: (256, 66),  # TQ2_0
-        39: (32, 17),  # MXFP4
-    }
-)
-"""ggml type -> (elements, bytes) of one block."""
+_UINT32, _STRING, _ARRAY = 4, 8, 9
+"""Types of metadata values, as numbered in the format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,114 +55,81 @@ class TensorInfo:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    value_type: int
-    offset: int
-
-
 class _Malformed(Exception):
     """What is wrong with the bytes; becomes a ResourceError once the file's name is known."""
 
 
-class _Reader:
-    """Bounds-checked reads of a map; a position is an argument and the next one is returned."""
+class _Cursor:
+    """A place in the map. Each read moves it on, and is checked against the size."""
 
-    def __init__(self, buffer: mmap.mmap) -> None:
+    def __init__(self, buffer: mmap.mmap, at: int = 0) -> None:
         self.buffer = buffer
-        self.size = len(buffer)
+        self.at = at
 
-    def u32(self, at: int) -> tuple[int, int]:
-        return _U32.unpack_from(self.buffer, self._checked(at, 4))[0], at + 4
+    def skip(self, length: int) -> int:
+        """Where it was before."""
+        start, size = self.at, len(self.buffer)
+        if start + length > size:
+            raise _Malformed(f"truncated: {length} bytes wanted at offset {start}, the file has {size}")
+        self.at += length
+        return start
 
-    def u64(self, at: int) -> tuple[int, int]:
-        return _U64.unpack_from(self.buffer, self._checked(at, 8))[0], at + 8
+    def u32(self) -> int:
+        number: int = _U32.unpack_from(self.buffer, self.skip(4))[0]
+        return number
 
-    def string(self, at: int, longest: int | None = None) -> tuple[str, int]:
-        length, at = self.u64(at)
-        if longest is not None and length > longest:
-            raise _Malformed(f"a name of {length} bytes at offset {at}")
-        self._checked(at, length)
-        try:
-            return str(self.buffer[at : at + length], "utf-8"), at + length
-        except UnicodeDecodeError:
-            raise _Malformed(f"the string at offset {at} is not UTF-8") from None
+    def u64(self) -> int:
+        number: int = _U64.unpack_from(self.buffer, self.skip(8))[0]
+        return number
 
-    def skip(self, value_type: int, at: int, depth: int = 0) -> int:
-        """The position after a value."""
-        if value_type in _SCALARS:
-            return self._checked(at, _SCALARS[value_type].itemsize) + _SCALARS[value_type].itemsize
-        if value_type == ValueType.STRING:
-            return self._skip_strings(at, 1)
-        if value_type != ValueType.ARRAY:
-            raise _Malformed(f"unknown value type {value_type} at offset {at}")
+    def name(self) -> str:
+        length = self.u64()
+        if length > MAX_KEY_BYTES:
+            raise _Malformed(f"a name of {length} bytes at offset {self.at}")
+        self.at -= 8
+        return self.strings(1, keep=True)[0]
+
+    def value(self, kind: int, *, keep: bool, depth: int = 0) -> Value:
+        """The value here; without `keep` it is only checked, and what is returned means nothing."""
+        if kind in _SCALARS:
+            return self.numbers(kind, 1, keep=True)[0]
+        if kind == _STRING:
+            return (self.strings(1, keep=keep) or [""])[0]
+        if kind != _ARRAY:
+            raise _Malformed(f"unknown value type {kind} at offset {self.at}")
         if depth >= MAX_ARRAY_DEPTH:
-            raise _Malformed(f"arrays nested deeper than {MAX_ARRAY_DEPTH} at offset {at}")
-        element_type, count, at = self._array_header(at)
-        if element_type in _SCALARS:
-            length = count * _SCALARS[element_type].itemsize
-            return self._checked(at, length) + length
-        if element_type == ValueType.STRING:
-            return self._skip_strings(at, count)
-        for _ in range(count):
-            at = self.skip(element_type, at, depth + 1)
-        return at
+            raise _Malformed(f"arrays nested deeper than {MAX_ARRAY_DEPTH} at offset {self.at}")
+        kind, count = self.u32(), self.u64()
+        if count > len(self.buffer):
+            raise _Malformed(f"an array of {count} values at offset {self.at} in a file of {len(self.buffer)} bytes")
+        if kind in _SCALARS:
+            return self.numbers(kind, count, keep=keep)
+        if kind == _STRING:
+            return list(self.strings(count, keep=keep))
+        return [self.value(kind, keep=keep, depth=depth + 1) for _ in range(count)]
 
-    def value(self, value_type: int, at: int) -> tuple[Value, int]:
-        """Decode a value that `skip` has accepted."""
-        if value_type in _SCALARS:
-            dtype = _SCALARS[value_type]
-            return np.frombuffer(self.buffer, dtype, 1, at)[0].item(), at + dtype.itemsize
-        if value_type == ValueType.STRING:
-            return self.string(at)
-        element_type, count, at = self._array_header(at)
-        if element_type in _SCALARS:
-            dtype = _SCALARS[element_type]
-            return np.frombuffer(self.buffer, dtype, count, at).tolist() if count else [], at + count * dtype.itemsize
-        if element_type == ValueType.STRING:
-            return self._strings(at, count)
-        values: list[Value] = []
-        for _ in range(count):
-            value, at = self.value(element_type, at)
-            values.append(value)
-        return values, at
+    def numbers(self, kind: int, count: int, *, keep: bool) -> list[Value]:
+        start = self.skip(count * _SCALARS[kind].itemsize)
+        return np.frombuffer(self.buffer, _SCALARS[kind], count, start).tolist() if keep and count else []
 
-    def _array_header(self, at: int) -> tuple[int, int, int]:
-        element_type, at = self.u32(at)
-        count, at = self.u64(at)
-        if count > self.size:
-            raise _Malformed(f"an array of {count} values at offset {at} in a file of {self.size} bytes")
-        return element_type, count, at
-
-    def _skip_strings(self, at: int, count: int) -> int:
+    def strings(self, count: int, *, keep: bool) -> list[str]:
         # Vocabularies make this the hot loop of opening: one unpack per string, the overrun shows in the next one.
-        unpack, buffer = _U64.unpack_from, self.buffer
-        try:
-            for _ in range(count):
-                at += unpack(buffer, at)[0] + 8
-        except (StructError, OverflowError):
-            at = self.size + 1
-        if at > self.size:
-            raise _Malformed("truncated: a string reaches past the end of the file")
-        return at
-
-    def _strings(self, at: int, count: int) -> tuple[list[Value], int]:
-        unpack, buffer = _U64.unpack_from, self.buffer
-        values: list[Value] = []
-        append = values.append
+        unpack, buffer, at = _U64.unpack_from, self.buffer, self.at
+        found: list[str] = []
         try:
             for _ in range(count):
                 start = at + 8
                 at = start + unpack(buffer, at)[0]
-                append(str(buffer[start:at], "utf-8"))
+                if keep:
+                    found.append(str(buffer[start:at], "utf-8"))
         except UnicodeDecodeError:
             raise _Malformed(f"the string at offset {start} is not UTF-8") from None
-        return values, at
-
-    def _checked(self, at: int, length: int) -> int:
-        if at + length > self.size:
-            raise _Malformed(f"truncated: {length} bytes wanted at offset {at}, the file has {self.size}")
-        return at
+        except (StructError, OverflowError):
+            at = len(buffer) + 1
+        if at > len(buffer):
+            raise _Malformed("truncated: a string reaches past the end of the file")
+        self.at = at
+        return found
 
 
 class Metadata(Mapping[str, Value]):
@@ -240,45 +138,31 @@ class Metadata(Mapping[str, Value]):
     Raises ResourceError when a value cannot be decoded, KeyError when there is none.
     """
 
-    def __init__(self, path: Path, reader: _Reader, entries: dict[str, _Entry]) -> None:
-        self._path = path
-        self._reader: _Reader | None = reader
-        self._entries = entries
+    def __init__(self, places: Mapping[str, int], decode: Callable[[str, int], Value]) -> None:
+        self._places = places
+        self._decode = decode
         self._decoded: dict[str, Value] = {}
 
     def __getitem__(self, key: str) -> Value:
-        if key in self._decoded:
-            return self._decoded[key]
-        entry = self._entries[key]
-        if self._reader is None:
-            raise ResourceError(f"{self._path}: closed before {key!r} was read")
-        try:
-            value, _ = self._reader.value(entry.value_type, entry.offset)
-        except _Malformed as wrong:
-            raise ResourceError(f"{self._path}: cannot read {key!r}: {wrong}") from None
-        self._decoded[key] = value
-        return value
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._entries
+        if key not in self._decoded:
+            self._decoded[key] = self._decode(key, self._places[key])
+        return self._decoded[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self._entries)
-
-    def forget_file(self) -> None:
-        """Keep what is decoded; nothing else can be read from now on."""
-        self._reader = None
+        return len(self._places)
 
 
 class GGUFFile:
     """An open GGUF file: `metadata`, `tensors` by name, and their raw bytes through `data`."""
 
-    def __init__(self, path: Path, buffer: mmap.mmap, metadata: Metadata, tensors: Mapping[str, TensorInfo]) -> None:
+    def __init__(
+        self, path: Path, buffer: mmap.mmap, places: Mapping[str, int], tensors: Mapping[str, TensorInfo]
+    ) -> None:
         self.path = path
-        self.metadata = metadata
+        self.metadata = Metadata(places, self._value)
         self.tensors = tensors
         self._buffer: mmap.mmap | None = buffer
 
@@ -287,27 +171,33 @@ class GGUFFile:
         """Map a file and check its header. Raises ResourceError, naming the file, when it cannot be served."""
         path = Path(path)
         buffer = _map(path)
-        reader = _Reader(buffer)
         try:
-            entries, tensors = _parse(reader)
+            places, tensors = _parse(_Cursor(buffer))
         except _Malformed as wrong:
             buffer.close()
             raise ResourceError(f"{path}: not a readable GGUF file: {wrong}") from None
-        return cls(path, buffer, Metadata(path, reader, entries), MappingProxyType(tensors))
+        return cls(path, buffer, places, MappingProxyType(tensors))
 
     def data(self, name: str) -> npt.NDArray[np.uint8]:
         """The tensor's bytes as they lie in the file: a read-only view, shape (nbytes,). KeyError if unknown."""
+        info, buffer = self.tensors[name], self._open_buffer()
+        return np.frombuffer(buffer, np.uint8, info.nbytes, info.offset) if info.nbytes else np.empty(0, np.uint8)
+
+    def _value(self, key: str, place: int) -> Value:
+        cursor = _Cursor(self._open_buffer(), place)
+        try:
+            return cursor.value(cursor.u32(), keep=True)
+        except _Malformed as wrong:
+            raise ResourceError(f"{self.path}: cannot read {key!r}: {wrong}") from None
+
+    def _open_buffer(self) -> mmap.mmap:
         if self._buffer is None:
             raise ResourceError(f"{self.path}: closed")
-        info = self.tensors[name]
-        if not info.nbytes:
-            return np.empty(0, np.uint8)
-        return np.frombuffer(self._buffer, np.uint8, info.nbytes, info.offset)
+        return self._buffer
 
     def close(self) -> None:
         """Let go of the map; it is unmapped at once, or with the last view from `data`."""
         buffer, self._buffer = self._buffer, None
-        self.metadata.forget_file()
         if buffer is not None:
             try:
                 buffer.close()
@@ -317,9 +207,7 @@ class GGUFFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -336,85 +224,62 @@ def _map(path: Path) -> mmap.mmap:
         raise ResourceError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _parse(reader: _Reader) -> tuple[dict[str, _Entry], dict[str, TensorInfo]]:
-    magic = reader.buffer[:4]
-    if magic != MAGIC:
-        raise _Malformed(f"it starts with {magic!r} instead of {MAGIC!r}")
-    version, at = reader.u32(4)
+def _parse(cursor: _Cursor) -> tuple[dict[str, int], dict[str, TensorInfo]]:
+    """Where each value lies, its type first, and each tensor."""
+    magic, size = cursor.buffer[:4], len(cursor.buffer)
+    if magic != GGUF_MAGIC:
+        raise _Malformed(f"it starts with {magic!r} instead of {GGUF_MAGIC!r}")
+    cursor.skip(4)
+    version = cursor.u32()
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         raise _Malformed("it is big-endian" if swapped in VERSIONS else f"version {version} is not supported")
-    tensor_count, at = reader.u64(at)
-    entry_count, at = reader.u64(at)
-    if (tensor_count + entry_count) * 13 > reader.size:  # the smallest entry: name length, type, one byte
-        raise _Malformed(f"{tensor_count} tensors and {entry_count} metadata entries in {reader.size} bytes")
-    entries, at = _parse_entries(reader, at, entry_count)
-    alignment = _alignment(reader, entries)
+    tensor_count, entry_count = cursor.u64(), cursor.u64()
+    if (tensor_count + entry_count) * 13 > size:  # the smallest entry: name length, type, one byte
+        raise _Malformed(f"{tensor_count} tensors and {entry_count} metadata entries in {size} bytes")
+    places: dict[str, int] = {}
+    alignment: Value = 32
+    for _ in range(entry_count):
+        key = cursor.name()
+        if key in places:
+            raise _Malformed(f"metadata key {key!r} comes twice")
+        places[key] = cursor.at
+        kind = cursor.u32()
+        value = cursor.value(kind, keep=False)
+        if key == "general.alignment":
+            alignment = value if kind == _UINT32 else 0
+    if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+        raise _Malformed(f"general.alignment is {alignment}, not a power of two")
+    return places, _parse_tensors(cursor, tensor_count, alignment)
+
+
+def _parse_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, TensorInfo]:
+    """The table of tensors, with their offsets made relative to the file."""
+    import gguf  # noqa: PLC0415 - only GGUF models need it
+
+    blocks = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
     rows = []
-    for _ in range(tensor_count):
-        name, info, at = _parse_tensor(reader, at)
-        rows.append((name, info))
-    return entries, _place(rows, -(-at // alignment) * alignment, alignment, reader.size)
-
-
-def _place(
-    rows: list[tuple[str, TensorInfo]], data_start: int, alignment: int, file_size: int
-) -> dict[str, TensorInfo]:
-    """Turn offsets relative to the data into offsets in the file, checked."""
+    for _ in range(count):
+        name, dimension_count = cursor.name(), cursor.u32()
+        if dimension_count > MAX_DIMENSIONS:
+            raise _Malformed(f"tensor {name!r} has {dimension_count} dimensions")
+        dimensions = [cursor.u64() for _ in range(dimension_count)]
+        rows.append((name, dimensions, cursor.u32(), cursor.u64()))
+    start, size = -(-cursor.at // alignment) * alignment, len(cursor.buffer)
     tensors: dict[str, TensorInfo] = {}
-    for name, info in rows:
-        offset = data_start + info.offset
-        end = offset + info.nbytes
+    for name, dimensions, kind, offset in rows:
+        if kind not in blocks:
+            raise _Malformed(f"tensor {name!r} has unknown type {kind}")
+        elements, block_bytes = blocks[kind]
+        if (dimensions or [1])[0] % elements:
+            raise _Malformed(f"tensor {name!r} has rows of {dimensions or 1} elements, not a multiple of {elements}")
+        nbytes = prod(dimensions) // elements * block_bytes
         if name in tensors:
             raise _Malformed(f"tensor {name!r} comes twice")
-        if info.offset % alignment:
-            raise _Malformed(f"tensor {name!r} lies at offset {info.offset}, not a multiple of {alignment}")
-        if end > file_size:
-            raise _Malformed(f"truncated: tensor {name!r} ends at {end}, past the {file_size} bytes of the file")
-        tensors[name] = replace(info, offset=offset)
+        if offset % alignment:
+            raise _Malformed(f"tensor {name!r} lies at offset {offset}, not a multiple of {alignment}")
+        end = start + offset + nbytes
+        if end > size:
+            raise _Malformed(f"truncated: tensor {name!r} ends at {end}, past the {size} bytes of the file")
+        tensors[name] = TensorInfo(tuple(reversed(dimensions)), kind, start + offset, nbytes)
     return tensors
-
-
-def _parse_entries(reader: _Reader, at: int, count: int) -> tuple[dict[str, _Entry], int]:
-    entries: dict[str, _Entry] = {}
-    for _ in range(count):
-        key, at = reader.string(at, MAX_KEY_BYTES)
-        if key in entries:
-            raise _Malformed(f"metadata key {key!r} comes twice")
-        value_type, at = reader.u32(at)
-        entries[key] = _Entry(value_type, at)
-        at = reader.skip(value_type, at)
-    return entries, at
-
-
-def _alignment(reader: _Reader, entries: dict[str, _Entry]) -> int:
-    entry = entries.get("general.alignment")
-    if entry is None:
-        return DEFAULT_ALIGNMENT
-    value = reader.value(entry.value_type, entry.offset)[0] if entry.value_type == ValueType.UINT32 else None
-    if not isinstance(value, int) or value <= 0 or value & (value - 1):
-        raise _Malformed(f"general.alignment is {value}, not a power of two")
-    return value
-
-
-def _parse_tensor(reader: _Reader, at: int) -> tuple[str, TensorInfo, int]:
-    """One row of the tensor table; its `offset` is still relative to the start of the data."""
-    name, at = reader.string(at, MAX_KEY_BYTES)
-    dimension_count, at = reader.u32(at)
-    if dimension_count > MAX_DIMENSIONS:
-        raise _Malformed(f"tensor {name!r} has {dimension_count} dimensions")
-    dimensions = []
-    for _ in range(dimension_count):
-        dimension, at = reader.u64(at)
-        dimensions.append(dimension)
-    ggml_type, at = reader.u32(at)
-    offset, at = reader.u64(at)
-    if ggml_type not in GGML_BLOCKS:
-        raise _Malformed(f"tensor {name!r} has unknown type {ggml_type}")
-    elements, block_bytes = GGML_BLOCKS[ggml_type]
-    if dimensions and dimensions[0] % elements:
-        raise _Malformed(f"tensor {name!r} has rows of {dimensions[0]} elements, not a multiple of {elements}")
-    if not dimensions and elements != 1:
-        raise _Malformed(f"tensor {name!r} is a scalar of a block type")
-    nbytes = prod(dimensions) // elements * block_bytes
-    return name, TensorInfo(tuple(reversed(dimensions)), ggml_type, offset, nbytes), at

@@ -8,9 +8,11 @@ Ids are those of the model's original tokenizer. End tokens are the ones that th
 Bytes for which a byte-level vocabulary has no token are dropped, as the original tokenizers do.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
+import msgspec
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tenure.checkpoints.gguf import Value
@@ -30,141 +32,128 @@ _LLAMA3_WORDS = (
 _QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
-class _Fields:
-    """Typed reads of the `tokenizer.*` keys; whatever is missing or of another type is a ResourceError."""
+class _Fields(msgspec.Struct, rename=lambda name: name if name == "chat_template" else f"ggml.{name}"):
+    """The `tokenizer.*` keys that matter here."""
 
-    def __init__(self, metadata: Mapping[str, Value], name: str) -> None:
-        self._metadata = metadata
-        self.name = name
+    tokens: list[str] = []
+    token_type: list[int] | None = None
+    scores: list[float] | None = None
+    merges: list[str] | None = None
+    model: str | None = None
+    pre: str = "default"
+    add_bos_token: bool | None = None
+    add_eos_token: bool = False
+    add_space_prefix: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    eot_token_id: int | None = None
+    eom_token_id: int | None = None
+    unknown_token_id: int | None = None
+    seperator_token_id: int | None = None
+    padding_token_id: int | None = None
+    cls_token_id: int | None = None
+    mask_token_id: int | None = None
+    chat_template: str | None = None
 
-    def error(self, problem: str) -> ResourceError:
-        return ResourceError(f"{self.name}: {problem}")
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            raise ValueError("tokenizer.ggml.tokens is missing or empty")
+        for key in self.__struct_fields__:
+            value = getattr(self, key)
+            if key.endswith("_token_id") and value is not None and not 0 <= value < len(self.tokens):
+                raise ValueError(f"tokenizer.ggml.{key} is {value}, not one of the {len(self.tokens)} tokens")
 
-    def text(self, key: str) -> str | None:
-        value = self._metadata.get(f"tokenizer.{key}")
-        if value is not None and not isinstance(value, str):
-            raise self.error(f"tokenizer.{key} is not a string")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._metadata.get(f"tokenizer.ggml.{key}", default)
-        if not isinstance(value, bool):
-            raise self.error(f"tokenizer.ggml.{key} is not a boolean")
-        return value
-
-    def token_id(self, key: str, size: int) -> int | None:
-        value = self._metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < size:
-            raise self.error(f"tokenizer.ggml.{key}_token_id is {value!r}, not one of the {size} tokens")
-        return value
-
-    def strings(self, key: str) -> list[str]:
-        return [value for value in self._list(key) if isinstance(value, str)]
-
-    def integers(self, key: str, length: int, default: int) -> list[int]:
-        if f"tokenizer.ggml.{key}" not in self._metadata:
-            return [default] * length
-        return [value for value in self._list(key, length) if isinstance(value, int)]
-
-    def floats(self, key: str, length: int) -> list[float]:
-        return [float(value) for value in self._list(key, length) if isinstance(value, (int, float))]
-
-    def _list(self, key: str, length: int | None = None) -> list[Value]:
-        value = self._metadata.get(f"tokenizer.ggml.{key}")
-        if not isinstance(value, list):
-            raise self.error(f"tokenizer.ggml.{key} is missing or not an array")
-        if value and any(type(element) is not type(value[0]) for element in (value[0], value[-1])):
-            raise self.error(f"tokenizer.ggml.{key} mixes types")
-        if length is not None and len(value) != length:
-            raise self.error(f"tokenizer.ggml.{key} has {len(value)} entries for {length} tokens")
-        return value
+    def listed(self, key: str) -> list[Any]:
+        """An array with an entry for each token."""
+        values: list[Any] | None = getattr(self, key)
+        if values is None or len(values) != len(self.tokens):
+            raise ValueError(
+                f"tokenizer.ggml.{key} is missing or has not {len(self.tokens)} entries, one for each token"
+            )
+        return values
 
 
 def read_vocabulary(metadata: Mapping[str, Value], name: str) -> Vocabulary:
     """The vocabulary in a GGUF file's metadata; `name` is the file, for messages. Raises ResourceError."""
-    fields = _Fields(metadata, name)
-    tokens = fields.strings("tokens")
-    if not tokens:
-        raise fields.error("it has no tokens")
-    types = fields.integers("token_type", len(tokens), NORMAL)
-    kind = fields.text("ggml.model")
-    builders: Mapping[str | None, Callable[[_Fields, list[str]], tuple[Tokenizer, Coding]]] = {
-        "gpt2": _byte_level,
-        "llama": _sentencepiece,
-    }
-    if kind not in builders:
-        raise fields.error(f"tokenizers of kind {kind!r} are not supported (supported: gpt2, llama)")
+    keys = [key for key in (f"tokenizer.{field}" for field in _Fields.__struct_encode_fields__) if key in metadata]
     try:
-        backend, coding = builders[kind](fields, tokens)
-    except ResourceError:
+        fields = msgspec.convert({key.removeprefix("tokenizer."): metadata[key] for key in keys}, _Fields)
+        return _vocabulary(fields)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise ResourceError(f"{name}: {error}") from error
+
+
+def _vocabulary(fields: _Fields) -> Vocabulary:
+    tokens = fields.tokens
+    types = [NORMAL] * len(tokens) if fields.token_type is None else fields.listed("token_type")
+    if fields.model not in ("gpt2", "llama"):
+        raise ValueError(f"tokenizers of kind {fields.model!r} are not supported (supported: gpt2, llama)")
+    byte_level = fields.model == "gpt2"
+    try:
+        backend = (_byte_level if byte_level else _sentencepiece)(fields)
+    except ValueError:
         raise
     except Exception as error:  # the tokenizers library raises plain Exception for a bad vocabulary
-        raise fields.error(f"its vocabulary is inconsistent: {error}") from error
-    named = {f"{name}_token": fields.token_id(key, len(tokens)) for name, key in _NAMED}
-    ends = [fields.token_id(key, len(tokens)) for key in ("eos", "eot", "eom")]
+        raise ValueError(f"its vocabulary is inconsistent: {error}") from error
+    ends = (fields.eos_token_id, fields.eot_token_id, fields.eom_token_id)
     eos_token_ids = tuple(dict.fromkeys(end for end in ends if end is not None))
-    bos_token_id = fields.token_id("bos", len(tokens))
     special_ids = {index for index, kind in enumerate(types) if kind in (CONTROL, UNKNOWN)} | set(eos_token_ids)
-    if bos_token_id is not None:
-        special_ids.add(bos_token_id)
+    if fields.bos_token_id is not None:
+        special_ids.add(fields.bos_token_id)
     backend.add_special_tokens([AddedToken(tokens[index], normalized=False) for index in sorted(special_ids)])
     defined = [index for index, kind in enumerate(types) if kind == USER_DEFINED and index not in special_ids]
     backend.add_tokens([AddedToken(tokens[index], normalized=False) for index in defined])
-    _frame(fields, backend, tokens)
+    _frame(fields, backend)
+    named = {f"{name}_token": getattr(fields, f"{key}_token_id") for name, key in _NAMED}
     return Vocabulary(
         backend=backend,
-        coding=coding,
+        coding=Coding.BYTE_LEVEL if byte_level else Coding.SENTENCEPIECE,
         size=len(tokens),
         without_token=frozenset(index for index, kind in enumerate(types) if kind == UNUSED),
         added_ids=frozenset(special_ids | set(defined)),
         special_ids=frozenset(special_ids),
         named_tokens={name: tokens[index] for name, index in named.items() if index is not None},
-        bos_token_id=bos_token_id,
+        bos_token_id=fields.bos_token_id,
         eos_token_ids=eos_token_ids,
-        chat_template=fields.text("chat_template"),
+        chat_template=fields.chat_template,
     )
 
 
-def _byte_level(fields: _Fields, tokens: list[str]) -> tuple[Tokenizer, Coding]:
-    kind = fields.text("ggml.pre") or "default"
-    splitter = _PRE_TOKENIZERS.get(kind)
+def _byte_level(fields: _Fields) -> Tokenizer:
+    splitter = _PRE_TOKENIZERS.get(fields.pre or "default")
     if splitter is None:
         known = ", ".join(sorted(_PRE_TOKENIZERS))
-        raise fields.error(f"the pre-tokenizer {kind!r} is not supported (supported: {known})")
-    merges = []
-    for merge in fields.strings("merges"):
-        left, _, right = merge.partition(" ")
-        merges.append((left, right))
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=kind in _WHOLE_WORDS_FIRST))
-    if kind in _QWEN2_NAMES:
+        raise ValueError(f"the pre-tokenizer {fields.pre!r} is not supported (supported: {known})")
+    if fields.merges is None:
+        raise ValueError("tokenizer.ggml.merges is missing")
+    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in fields.merges)]
+    vocabulary = {token: index for index, token in enumerate(fields.tokens)}
+    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=fields.pre in _LLAMA3_NAMES))
+    if fields.pre in _QWEN2_NAMES:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = splitter()
+    backend.pre_tokenizer = splitter
     backend.decoder = decoders.ByteLevel()
-    return backend, Coding.BYTE_LEVEL
+    return backend
 
 
-def _sentencepiece(fields: _Fields, tokens: list[str]) -> tuple[Tokenizer, Coding]:
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    unknown = fields.token_id("unknown", len(tokens))
+def _sentencepiece(fields: _Fields) -> Tokenizer:
+    vocabulary = {token: index for index, token in enumerate(fields.tokens)}
+    unknown = fields.unknown_token_id
     model = models.BPE(
         vocabulary,
-        _merges_by_score(vocabulary, fields.floats("scores", len(tokens))),
-        unk_token=None if unknown is None else tokens[unknown],
+        _merges_by_score(vocabulary, fields.listed("scores")),
+        unk_token=None if unknown is None else fields.tokens[unknown],
         fuse_unk=True,
         byte_fallback=True,
     )
     backend = Tokenizer(model)
     steps: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if fields.flag("add_space_prefix", True):
-        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    if fields.add_space_prefix:
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), backend.normalizer])
         steps.append(decoders.Strip(" ", 1, 0))
-    else:
-        backend.normalizer = normalizers.Replace(" ", "▁")
     backend.decoder = decoders.Sequence(steps)
-    return backend, Coding.SENTENCEPIECE
+    return backend
 
 
 def _merges_by_score(vocabulary: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
@@ -182,63 +171,38 @@ def _merges_by_score(vocabulary: Mapping[str, int], scores: list[float]) -> list
     return [(left, right) for _, _, left, right in ranked]
 
 
-def _frame(fields: _Fields, backend: Tokenizer, tokens: list[str]) -> None:
+def _frame(fields: _Fields, backend: Tokenizer) -> None:
     """Have `encode` add the begin and end tokens that the metadata asks for."""
-    sentencepiece = fields.text("ggml.model") == "llama"
-    implied = sentencepiece or fields.text("ggml.pre") in _LLAMA3_NAMES
+    begins = fields.add_bos_token
+    if begins is None:
+        begins = fields.model == "llama" or fields.pre in _LLAMA3_NAMES
     wanted = []
-    for kind, otherwise in (("bos", implied), ("eos", False)):
-        token = fields.token_id(kind, len(tokens))
-        asked = fields.flag(f"add_{kind}_token", otherwise)
+    for asked, token in ((begins, fields.bos_token_id), (fields.add_eos_token, fields.eos_token_id)):
         if asked and token is None:
-            raise fields.error(f"a {kind} token is to be added, but none is named")
+            raise ValueError("a begin or end token is to be added, but none is named")
         wanted.append((token,) if asked and token is not None else ())
     if any(wanted):
         set_frame(backend, Frame(*wanted))
 
 
-def _words(pattern: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-
-
-def _bytes_only() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-
-
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _single_digits() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-def _llama3() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([_words(_LLAMA3_WORDS), _bytes_only()])
-
-
-def _qwen2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([_words(_QWEN2_WORDS), _bytes_only()])
-
-
-def _default() -> pre_tokenizers.PreTokenizer:
-    """Files written before pre-tokenizers had names: punctuation, then GPT-2's words, then digits in threes."""
-    patterns = [r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]"]
-    return pre_tokenizers.Sequence([*(_words(pattern) for pattern in patterns), _bytes_only()])
+def _split(*patterns: str) -> pre_tokenizers.PreTokenizer:
+    """Cut by each pattern in turn, then into bytes."""
+    cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 _QWEN2_NAMES = ("qwen2", "deepseek-r1-qwen")
-_WHOLE_WORDS_FIRST = _LLAMA3_NAMES
+_GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+_SINGLE_DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2])
 
-_PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = MappingProxyType(
+_PRE_TOKENIZERS: Mapping[str, pre_tokenizers.PreTokenizer] = MappingProxyType(
     {
-        "default": _default,
-        "gpt-2": _gpt2,
-        "gpt2": _gpt2,
-        "smollm": _single_digits,
-        "starcoder": _single_digits,
-        **dict.fromkeys(_LLAMA3_NAMES, _llama3),
-        **dict.fromkeys(_QWEN2_NAMES, _qwen2),
+        # Of files written before pre-tokenizers had names: punctuation, then GPT-2's words, then digits in threes.
+        "default": _split(r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]"),
+        **dict.fromkeys(("gpt-2", "gpt2"), _GPT2),
+        **dict.fromkeys(("smollm", "starcoder"), _SINGLE_DIGITS),
+        **dict.fromkeys(_LLAMA3_NAMES, _split(_LLAMA3_WORDS)),
+        **dict.fromkeys(_QWEN2_NAMES, _split(_QWEN2_WORDS)),
     }
 )
