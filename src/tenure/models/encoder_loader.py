@@ -18,11 +18,11 @@ from tenure.layers import pooling
 from tenure.layers.after_attention import StepByStep, after_attention
 from tenure.layers.full_attention import TextShape, text_attention
 from tenure.layers.layer_norm import LayerNorm
-from tenure.layers.linear import Activation, Linear, LinearFactory, linear_factory
+from tenure.layers.linear import Activation, linear_factory
 from tenure.models.base import EncoderModel
 from tenure.models.bert import BertEmbedding, BertLayer, BertLayers
 from tenure.models.encoder import POOLINGS, ClassHead, EmbeddingHead, Encoder, Projection, TextHead
-from tenure.models.weights import SafetensorsWeights, WeightReader
+from tenure.models.weights import WeightReader, Weights, open_folder
 from tenure.pooling import PoolingTask
 from tenure.source import ResolvedSource
 
@@ -57,10 +57,10 @@ def load_encoder(
     config = read_encoder_config(source.path)
     device = torch.device(device)
     window = min(config.window, profile.max_length or config.window)
-    with SafetensorsWeights(source.path) as reader:
-        weights = _Weights(reader, dtype, device, linear_factory(dtype, device, linear))
+    with open_folder(source.path) as reader:
+        weights = Weights(reader, dtype, device, linear_factory(dtype, device, linear))
         layers = _LayerBuilder(config, weights, _prefix(reader)).build(attention)
-        float32 = _Weights(reader, torch.float32, device, linear_factory(torch.float32, device, linear))
+        float32 = Weights(reader, torch.float32, device, linear_factory(torch.float32, device, linear))
         return Encoder(layers, _HeadBuilder(source, config, profile, float32).build(), window)
 
 
@@ -69,33 +69,9 @@ def _prefix(reader: WeightReader) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Weights:
-    """Weights of one checkpoint, in one element type, on one device."""
-
-    reader: WeightReader
-    dtype: torch.dtype
-    device: torch.device
-    factory: LinearFactory
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        # What needs no change stays a view of the mapped file, so that nothing is read before it is used.
-        return self.reader.tensor(name, shape).to(device=self.device, dtype=self.dtype, copy=False).contiguous()
-
-    def linear(self, names: tuple[str, ...], inputs: int, outputs: int, *, bias: bool = True) -> Linear:
-        """One product for several layers with the same inputs, `outputs` numbers from each."""
-        weights = [self.tensor(f"{name}.weight", (outputs, inputs)) for name in names]
-        biases = [self.tensor(f"{name}.bias", (outputs,)) for name in names] if bias else []
-        return self.factory(_joined(weights), _joined(biases) if biases else None)
-
-
-def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-
-
-@dataclass(frozen=True, slots=True)
 class _LayerBuilder:
     config: EncoderConfig
-    weights: _Weights
+    weights: Weights
     prefix: str
 
     def build(self, attention: str | None) -> BertLayers:
@@ -144,7 +120,7 @@ class _HeadBuilder:
     source: ResolvedSource
     config: EncoderConfig
     profile: ModelProfile
-    weights: _Weights
+    weights: Weights
 
     def build(self) -> Mapping[PoolingTask, TextHead]:
         builders = {
@@ -170,8 +146,8 @@ class _HeadBuilder:
         return heads
 
     def _dense(self, dense: DenseModule) -> Projection:
-        with SafetensorsWeights(dense.folder) as reader:
-            weights = _Weights(reader, self.weights.dtype, self.weights.device, self.weights.factory)
+        with open_folder(dense.folder) as reader:
+            weights = Weights(reader, self.weights.dtype, self.weights.device, self.weights.factory)
             linear = weights.linear(("linear",), dense.inputs, dense.outputs, bias=dense.bias)
         return Projection(linear, Activation(dense.activation))
 

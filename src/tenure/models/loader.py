@@ -12,7 +12,7 @@ from tenure.checkpoints.model_config import ModelConfig, read_config
 from tenure.config import cores
 from tenure.errors import ResourceError
 from tenure.layers.attention import AttentionShape, attention_backend
-from tenure.layers.linear import Linear, LinearFactory, linear_factory
+from tenure.layers.linear import Linear, linear_factory
 from tenure.layers.mlp import GatedMLP
 from tenure.layers.norm import HeadNorms, RMSNorm
 from tenure.layers.rope import interleave_rows
@@ -21,7 +21,7 @@ from tenure.models.base import LoadedModel
 from tenure.models.frequencies import inverse_frequencies
 from tenure.models.heads import AnswerHead, LabelHead, OutputHead, TokenHead
 from tenure.models.llama import LlamaLayer, LlamaModel
-from tenure.models.weights import WeightReader, open_weights
+from tenure.models.weights import Weights, open_weights
 from tenure.source import ResolvedSource
 
 _TOKENS = TokenHead()
@@ -46,18 +46,15 @@ def load(
     config = read_config(source)
     device = torch.device(device)
     with open_weights(source) as reader:
-        products, row_by_row = linear_factory(dtype, device, linear), row_kernels(dtype, device, rows)
-        return _Builder(config, reader, dtype, device, head, products, row_by_row).build(attention)
+        weights = Weights(reader, dtype, device, linear_factory(dtype, device, linear))
+        return _Builder(config, weights, head, row_kernels(dtype, device, rows)).build(attention)
 
 
 @dataclass(frozen=True, slots=True)
 class _Builder:
     config: ModelConfig
-    reader: WeightReader
-    dtype: torch.dtype
-    device: torch.device
+    weights: Weights
     head: OutputHead
-    linear: LinearFactory
     rows: RowKernels
 
     def build(self, attention: str | None) -> LlamaModel:
@@ -66,56 +63,63 @@ class _Builder:
             ends = pool.submit(self._ends)
             layers = list(pool.map(self._layer, range(config.num_layers)))
             embedding_VD, head = ends.result()
-            shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, self.dtype, self.device)
+            dtype, device = self.weights.dtype, self.weights.device
+            shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, dtype, device)
             return LlamaModel(
                 config=config,
                 embedding_VD=embedding_VD,
                 layers=layers,
                 final_norm=self._norm("model.norm.weight"),
                 head=head,
-                inverse_P=inverse_frequencies(config, self._rope_factors()).to(self.device),
+                inverse_P=inverse_frequencies(config, self._rope_factors()).to(device),
                 attention=attention_backend(shape, attention),
             )
 
     def _ends(self) -> tuple[torch.Tensor, Linear | None]:
         """The embedding, and the head, which often shares its weights."""
         with torch.inference_mode():
-            embedding_VD = self._tensor("model.embed_tokens.weight", (self.config.vocab_size, self.config.hidden_size))
+            shape = (self.config.vocab_size, self.config.hidden_size)
+            embedding_VD = self.weights.tensor("model.embed_tokens.weight", shape)
             match self.head:
                 case None:
                     return embedding_VD, None
                 case LabelHead(count):
-                    weight_VD = self._tensor("score.weight", (count, self.config.hidden_size))
+                    weight_VD = self.weights.tensor("score.weight", (count, self.config.hidden_size))
                 case AnswerHead(no, yes):
                     weight_VD = self._output_weight(embedding_VD)
                     if max(no, yes) >= len(weight_VD):
                         raise ResourceError(
                             f"the tokens {no} and {yes} are not among the {len(weight_VD)} of the model"
                         )
-                    weight_VD = (weight_VD[yes].float() - weight_VD[no].float())[None].to(self.dtype)
+                    weight_VD = (weight_VD[yes].float() - weight_VD[no].float())[None].to(self.weights.dtype)
                 case TokenHead(tokens):
                     return embedding_VD, self._token_logits(self._output_weight(embedding_VD), tokens)
-            return embedding_VD, self.linear(weight_VD, None)
+            return embedding_VD, self.weights.factory(weight_VD, None)
 
     def _token_logits(self, weight_VD: torch.Tensor, tokens: frozenset[int] | None) -> Linear:
         """The product that gives the logits of `tokens`, and minus infinity for ids between them."""
         if tokens is None:
-            return self.linear(weight_VD, None)
+            return self.weights.factory(weight_VD, None)
         weight_VD = weight_VD[: max(tokens) + 1]
-        bias_V = torch.full((len(weight_VD),), -torch.inf, dtype=self.dtype, device=self.device)
+        bias_V = torch.full((len(weight_VD),), -torch.inf, dtype=self.weights.dtype, device=self.weights.device)
         bias_V[[token for token in tokens if token < len(weight_VD)]] = 0.0
-        return self.linear(weight_VD, bias_V if bias_V.any() else None)
+        return self.weights.factory(weight_VD, bias_V if bias_V.any() else None)
 
     def _output_weight(self, embedding_VD: torch.Tensor) -> torch.Tensor:
-        return embedding_VD if self.config.tie_word_embeddings else self._tensor("lm_head.weight", embedding_VD.shape)
+        if self.config.tie_word_embeddings:
+            return embedding_VD
+        return self.weights.tensor("lm_head.weight", embedding_VD.shape)
 
     def _layer(self, number: int) -> LlamaLayer:
         config, prefix = self.config, f"model.layers.{number}"
+        inner = config.num_heads * config.head_dim
         with torch.inference_mode():  # it holds for one thread only
             return LlamaLayer(
                 attention_norm=self._norm(f"{prefix}.input_layernorm.weight"),
                 qkv=self._qkv(f"{prefix}.self_attn"),
-                output=self._output(f"{prefix}.self_attn.o_proj"),
+                output=self.weights.linear(
+                    (f"{prefix}.self_attn.o_proj",), inner, config.hidden_size, bias=config.attention_output_bias
+                ),
                 mlp_norm=self._norm(f"{prefix}.post_attention_layernorm.weight"),
                 mlp=self._mlp(f"{prefix}.mlp"),
                 head_dim=config.head_dim,
@@ -130,57 +134,38 @@ class _Builder:
         for name, count in heads.items():
             rows = count * config.head_dim
             weights.append(
-                self._rotary(name, count, self._tensor(f"{prefix}.{name}.weight", (rows, config.hidden_size)))
+                self._rotary(name, count, self.weights.tensor(f"{prefix}.{name}.weight", (rows, config.hidden_size)))
             )
             if config.attention_bias:
-                biases.append(self._rotary(name, count, self._tensor(f"{prefix}.{name}.bias", (rows,))))
-        return self.linear(torch.cat(weights), torch.cat(biases) if biases else None)
+                biases.append(self._rotary(name, count, self.weights.tensor(f"{prefix}.{name}.bias", (rows,))))
+        return self.weights.factory(torch.cat(weights), torch.cat(biases) if biases else None)
 
     def _head_norms(self, prefix: str) -> HeadNorms:
         query, key = (self._head_norm(f"{prefix}.{name}.weight") for name in ("q_norm", "k_norm"))
         return HeadNorms(query, key, self.config.num_heads, self.config.num_kv_heads)
 
     def _head_norm(self, name: str) -> RMSNorm:
-        weight_H = self._tensor(name, (self.config.head_dim,))
+        weight_H = self.weights.tensor(name, (self.config.head_dim,))
         # A head's elements are in the order of the rows of its projection.
-        weight_H = weight_H if self.reader.interleaved else interleave_rows(weight_H, 1)
+        weight_H = weight_H if self.weights.reader.interleaved else interleave_rows(weight_H, 1)
         return RMSNorm(weight_H, self.config.rms_norm_eps, self.rows)
 
     def _rotary(self, name: str, num_heads: int, weight: torch.Tensor) -> torch.Tensor:
-        if name == "v_proj" or self.reader.interleaved:
+        if name == "v_proj" or self.weights.reader.interleaved:
             return weight
         return interleave_rows(weight, num_heads)
 
-    def _output(self, prefix: str) -> Linear:
-        config = self.config
-        shape = (config.hidden_size, config.num_heads * config.head_dim)
-        return self.linear(self._tensor(f"{prefix}.weight", shape), self._bias(prefix, config.attention_output_bias))
-
     def _mlp(self, prefix: str) -> GatedMLP:
-        config = self.config
-        names = (f"{prefix}.gate_proj", f"{prefix}.up_proj")
-        inward = (config.intermediate_size, config.hidden_size)
-        gate_up_weight = torch.cat([self._tensor(f"{name}.weight", inward) for name in names])
-        gate_up_bias = None
-        if config.mlp_bias:
-            gate_up_bias = torch.cat([self._tensor(f"{name}.bias", inward[:1]) for name in names])
-        down = f"{prefix}.down_proj"
+        hidden, inner, bias = self.config.hidden_size, self.config.intermediate_size, self.config.mlp_bias
         return GatedMLP(
-            gate_up=self.linear(gate_up_weight, gate_up_bias),
-            down=self.linear(self._tensor(f"{down}.weight", inward[::-1]), self._bias(down, config.mlp_bias)),
+            gate_up=self.weights.linear((f"{prefix}.gate_proj", f"{prefix}.up_proj"), hidden, inner, bias=bias),
+            down=self.weights.linear((f"{prefix}.down_proj",), inner, hidden, bias=bias),
             kernels=self.rows,
         )
 
-    def _bias(self, prefix: str, present: bool) -> torch.Tensor | None:
-        return self._tensor(f"{prefix}.bias", (self.config.hidden_size,)) if present else None
-
     def _norm(self, name: str) -> RMSNorm:
-        return RMSNorm(self._tensor(name, (self.config.hidden_size,)), self.config.rms_norm_eps, self.rows)
+        return RMSNorm(self.weights.tensor(name, (self.config.hidden_size,)), self.config.rms_norm_eps, self.rows)
 
     def _rope_factors(self) -> torch.Tensor | None:
         name = "rope_freqs.weight"
-        return self.reader.tensor(name, (self.config.head_dim // 2,)) if self.reader.has(name) else None
-
-    def _tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        # What needs no change stays a view of the mapped file, so that nothing is read before it is used.
-        return self.reader.tensor(name, shape).to(device=self.device, dtype=self.dtype, copy=False).contiguous()
+        return self.weights.reader.tensor(name, (self.config.head_dim // 2,)) if self.weights.reader.has(name) else None

@@ -1,49 +1,94 @@
-"""Reading named weights from GGUF or safetensors, checked for shape, as float32 or as stored.
+"""Reading named weights from GGUF or safetensors, checked for shape.
 
-Both readers answer to the names of Hugging Face checkpoints (`model.layers.0.self_attn.q_proj.weight`). They hold open
-files, so each is a context manager. `tensor` may be called from several threads.
+They answer to the names of Hugging Face checkpoints (`model.layers.0.self_attn.q_proj.weight`), whatever the file calls
+them. Files are open while a reader is in use, so readers come from context managers.
 """
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Protocol, Self
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
 
 from tenure.checkpoints.gguf import GGUFFile
 from tenure.errors import ResourceError
+from tenure.layers.linear import Linear, LinearFactory
 from tenure.source import ResolvedSource, SourceKind, weight_files
 
 
-class WeightReader(Protocol):
-    """The weights of one checkpoint."""
+@dataclass(frozen=True, slots=True)
+class WeightReader:
+    """The weights of one checkpoint. `tensor` may be called from several threads."""
 
-    @property
-    def interleaved(self) -> bool:
-        """Rows of query and key projections are in the order of `layers.rope` already."""
-        ...
+    path: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    """By the names in the file."""
+    read: Callable[[str], torch.Tensor]
+    stored_name: Callable[[str], str]
+    """What the file calls a weight."""
+    interleaved: bool = False
+    """Rows of query and key projections are in the order of `layers.rope` already."""
 
-    def has(self, name: str) -> bool: ...
+    def has(self, name: str) -> bool:
+        return self.stored_name(name) in self.shapes
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A weight, in the element type that suits the reader. ResourceError if missing or of another shape."""
-        ...
+        """A weight, in the element type that suits the file. ResourceError if missing or of another shape."""
+        stored = self.stored_name(name)
+        found = self.shapes.get(stored)
+        if found is None:
+            raise ResourceError(f"{self.path}: the weight {stored} is missing")
+        if found != shape:
+            raise ResourceError(
+                f"{self.path}: the weight {stored} has shape {found}, the configuration says {tuple(shape)}"
+            )
+        tensor = self.read(stored)
+        if not tensor.is_floating_point():
+            raise ResourceError(f"{self.path}: {stored} holds {tensor.dtype}, not floating-point numbers")
+        return tensor.reshape(shape)
 
-    def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights of one checkpoint, in one element type, on one device."""
+
+    reader: WeightReader
+    dtype: torch.dtype
+    device: torch.device
+    factory: LinearFactory
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        # What needs no change stays a view of the mapped file, so that nothing is read before it is used.
+        return self.reader.tensor(name, shape).to(device=self.device, dtype=self.dtype, copy=False).contiguous()
+
+    def linear(self, names: tuple[str, ...], inputs: int, outputs: int, *, bias: bool = True) -> Linear:
+        """One product for several layers with the same inputs, `outputs` numbers from each."""
+        weights = [self.tensor(f"{name}.weight", (outputs, inputs)) for name in names]
+        biases = [self.tensor(f"{name}.bias", (outputs,)) for name in names] if bias else []
+        return self.factory(_joined(weights), _joined(biases) if biases else None)
 
 
-def open_weights(source: ResolvedSource) -> WeightReader:
+def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+@contextmanager
+def open_weights(source: ResolvedSource) -> Iterator[WeightReader]:
     """Open a checkpoint, without reading weights yet. Raises ResourceError naming what cannot be read."""
-    if source.kind is SourceKind.GGUF:
-        return GGUFWeights(GGUFFile.open(source.path))
-    return SafetensorsWeights(source.path)
+    if source.kind is SourceKind.FOLDER:
+        with open_folder(source.path) as reader:
+            yield reader
+        return
+    with GGUFFile.open(source.path) as file:
+        # The converter reorders rows for the architecture `llama` (Mistral's too), for no other.
+        interleaved = file.metadata.get("general.architecture") == "llama"
+        shapes = {name: info.shape for name, info in file.tensors.items()}
+        yield WeightReader(source.path, shapes, partial(_dequantised, file), _gguf_name, interleaved)
 
 
 _GGUF_NAMES: Mapping[str, str] = MappingProxyType(
@@ -75,109 +120,42 @@ def _gguf_name(name: str) -> str:
     return f"blk.{layer}.{_GGUF_NAMES[part]}.{kind}"
 
 
-class GGUFWeights:
-    """Weights of a GGUF file, dequantised to float32."""
+def _dequantised(file: GGUFFile, stored: str) -> torch.Tensor:
+    """A weight as float32, flat."""
+    import gguf  # noqa: PLC0415 - only GGUF models need it
 
-    def __init__(self, file: GGUFFile) -> None:
-        self._file = file
-
-    @property
-    def interleaved(self) -> bool:
-        # The converter reorders these rows for the architecture `llama` (Mistral's too), for no other.
-        return self._file.metadata.get("general.architecture") == "llama"
-
-    def has(self, name: str) -> bool:
-        return _gguf_name(name) in self._file.tensors
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        stored = _gguf_name(name)
-        info = self._file.tensors.get(stored)
-        _check(self._file.path, stored, None if info is None else info.shape, shape)
-        assert info is not None
-        return torch.from_numpy(self._dequantised(stored, info.ggml_type)).reshape(shape)
-
-    def _dequantised(self, stored: str, ggml_type: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        import gguf  # noqa: PLC0415 - only GGUF models need it
-
-        raw = self._file.data(stored)
-        kind = gguf.GGMLQuantizationType(ggml_type)
-        if kind is gguf.GGMLQuantizationType.F32:
-            # A copy: what lies in the map is read-only and goes away with the file.
-            return np.array(raw.view(np.float32))
-        if kind is gguf.GGMLQuantizationType.F16:
-            return raw.view(np.float16).astype(np.float32)
-        try:
-            return np.asarray(gguf.dequantize(raw, kind), dtype=np.float32)
-        except NotImplementedError as error:
-            raise ResourceError(f"{self._file.path}: weights of type {kind.name} ({stored}) are not served") from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+    raw, kind = file.data(stored), gguf.GGMLQuantizationType(file.tensors[stored].ggml_type)
+    if kind is gguf.GGMLQuantizationType.F32:
+        # A copy: what lies in the map is read-only and goes away with the file.
+        return torch.from_numpy(np.array(raw.view(np.float32)))
+    if kind is gguf.GGMLQuantizationType.F16:
+        return torch.from_numpy(raw.view(np.float16).astype(np.float32))
+    try:
+        return torch.from_numpy(np.asarray(gguf.dequantize(raw, kind), dtype=np.float32))
+    except NotImplementedError as error:
+        raise ResourceError(f"{file.path}: weights of type {kind.name} ({stored}) are not served") from error
 
 
-class SafetensorsWeights:
-    """Weights of a folder, see `weight_files`."""
+@contextmanager
+def open_folder(folder: Path) -> Iterator[WeightReader]:
+    """The same for the safetensors of a folder, as they are stored."""
+    import safetensors  # noqa: PLC0415 - only folders need it
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files = ExitStack()
-        self._readers: dict[str, Any] = {}
-        """Tensor name -> the open shard that holds it; filled on entering, read only after."""
-
-    @property
-    def interleaved(self) -> bool:
-        return False
-
-    def has(self, name: str) -> bool:
-        return self._stored(name) in self._readers
-
-    def _stored(self, name: str) -> str:
-        """Checkpoints saved without a head lack the first part of each name; old ones have names of their own."""
-        old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-        return next((stored for stored in (name, name.removeprefix("model."), old) if stored in self._readers), name)
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        name = self._stored(name)
-        reader = self._readers.get(name)
-        found = None if reader is None else tuple(reader.get_slice(name).get_shape())
-        _check(self._folder, name, found, shape)
-        assert reader is not None
-        tensor: torch.Tensor = reader.get_tensor(name)
-        if not tensor.is_floating_point():
-            raise ResourceError(f"{self._folder}: {name} holds {tensor.dtype}, not floating-point numbers")
-        return tensor
-
-    def __enter__(self) -> Self:
-        import safetensors  # noqa: PLC0415 - only folders need it
-
-        with self._files:
-            files = weight_files(self._folder)
-            if not files:
-                raise ResourceError(f"{self._folder}: no safetensors weights")
-            for path in files:
-                try:
-                    reader = self._files.enter_context(safetensors.safe_open(path, framework="pt"))
-                except (safetensors.SafetensorError, OSError) as error:
-                    raise ResourceError(f"{path}: not a readable safetensors file: {error}") from error
-                for name in reader.keys():  # noqa: SIM118 - not a mapping
-                    self._readers[name] = reader
-            self._files = self._files.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._readers.clear()
-        self._files.close()
+    readers: dict[str, Any] = {}
+    with ExitStack() as files:
+        for path in weight_files(folder):
+            try:
+                reader = files.enter_context(safetensors.safe_open(path, framework="pt"))
+            except (safetensors.SafetensorError, OSError) as error:
+                raise ResourceError(f"{path}: not a readable safetensors file: {error}") from error
+            readers.update(dict.fromkeys(reader.keys(), reader))
+        if not readers:
+            raise ResourceError(f"{folder}: no safetensors weights")
+        shapes = {name: tuple(reader.get_slice(name).get_shape()) for name, reader in readers.items()}
+        yield WeightReader(folder, shapes, lambda name: readers[name].get_tensor(name), partial(_folder_name, readers))
 
 
-def _check(path: Path, name: str, found: tuple[int, ...] | None, expected: tuple[int, ...]) -> None:
-    if found is None:
-        raise ResourceError(f"{path}: the weight {name} is missing")
-    if tuple(found) != expected:
-        raise ResourceError(f"{path}: the weight {name} has shape {tuple(found)}, the configuration says {expected}")
+def _folder_name(known: Mapping[str, Any], name: str) -> str:
+    """Checkpoints saved without a head lack the first part of each name; old ones have names of their own."""
+    old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    return next((stored for stored in (name, name.removeprefix("model."), old) if stored in known), name)
