@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 
-from tenure.checkpoints.json_files import Raw, read_object, sensible
+from tenure.checkpoints.json_files import Raw, check_sizes, read_object, sensible
 from tenure.errors import CallerError, ResourceError
 
 
@@ -26,23 +26,15 @@ class EncoderHead(StrEnum):
     """A classifier of tokens."""
 
 
+_SUFFIXES = {
+    "Model": EncoderHead.NONE,
+    "ForMaskedLM": EncoderHead.NONE,
+    "ForSequenceClassification": EncoderHead.CLASSES,
+    "ForTokenClassification": EncoderHead.TOKEN_CLASSES,
+}
 ENCODER_ARCHITECTURES: Mapping[str, EncoderHead] = MappingProxyType(
-    {
-        "BertModel": EncoderHead.NONE,
-        "BertForMaskedLM": EncoderHead.NONE,
-        "RobertaModel": EncoderHead.NONE,
-        "RobertaForMaskedLM": EncoderHead.NONE,
-        "XLMRobertaModel": EncoderHead.NONE,
-        "XLMRobertaForMaskedLM": EncoderHead.NONE,
-        "HF_ColBERT": EncoderHead.TOKEN_PROJECTION,
-        "ColBERT": EncoderHead.TOKEN_PROJECTION,
-        "BertForSequenceClassification": EncoderHead.CLASSES,
-        "RobertaForSequenceClassification": EncoderHead.CLASSES,
-        "XLMRobertaForSequenceClassification": EncoderHead.CLASSES,
-        "BertForTokenClassification": EncoderHead.TOKEN_CLASSES,
-        "RobertaForTokenClassification": EncoderHead.TOKEN_CLASSES,
-        "XLMRobertaForTokenClassification": EncoderHead.TOKEN_CLASSES,
-    }
+    {family + suffix: head for family in ("Bert", "Roberta", "XLMRoberta") for suffix, head in _SUFFIXES.items()}
+    | dict.fromkeys(("HF_ColBERT", "ColBERT"), EncoderHead.TOKEN_PROJECTION)
 )
 
 ENCODER_TYPES = ("bert", "roberta", "xlm-roberta")
@@ -167,21 +159,11 @@ def _projection_size(raw: Raw, folder: Path) -> int:
 
 def _checked(config: EncoderConfig, path: Path) -> EncoderConfig:
     """Refuse sizes that contradict each other or that no model has; weights are checked against the rest."""
-    sizes = {
-        "number of layers": (config.num_layers, 1000),
-        "number of attention heads": (config.num_heads, 4096),
-        "hidden size": (config.hidden_size, 1 << 20),
-        "intermediate size": (config.intermediate_size, 1 << 22),
-        "vocabulary size": (config.vocab_size, 1 << 24),
-        "number of token types": (config.type_vocab_size, 1 << 10),
-        "number of positions": (config.max_position_embeddings, 1 << 24),
-        "window": (config.window, 1 << 24),
-    }
+    check_sizes(path, config, num_layers=1000, num_heads=4096, hidden_size=1 << 20, intermediate_size=1 << 22)
+    check_sizes(path, config, vocab_size=1 << 24, type_vocab_size=1 << 10, max_position_embeddings=1 << 24)
+    check_sizes(path, config, window=1 << 24)
     if config.head is EncoderHead.TOKEN_PROJECTION:
-        sizes["size of token embeddings"] = (config.projection_size, 1 << 20)
-    for what, (size, most) in sizes.items():
-        if not 1 <= size <= most:
-            raise ResourceError(f"{path}: a {what} of {size} makes no sense")
+        check_sizes(path, config, projection_size=1 << 20)
     if config.hidden_size % config.num_heads:
         raise ResourceError(f"{path}: {config.num_heads} heads do not divide a hidden size of {config.hidden_size}")
     if config.first_position < 0:

@@ -41,6 +41,14 @@ def read_length(path: Path, raw: Raw, key: str) -> int | None:
     return length
 
 
+def check_sizes(path: Path, config: object, **most: int) -> None:
+    """Raise ResourceError for a size of `config`, by its name, that is not from 1 to `most`."""
+    for name, limit in most.items():
+        size = getattr(config, name)
+        if not 1 <= size <= limit:
+            raise ResourceError(f"{path}: a {name} of {size} makes no sense")
+
+
 def read_json(path: Path) -> Any:
     """Any JSON value. ResourceError names a file that cannot be read, is too large, or holds something else."""
     try:

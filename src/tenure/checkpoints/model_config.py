@@ -3,18 +3,19 @@
 Every number that sizes anything is checked here, so the code that builds the model can rely on it.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from tenure.checkpoints.gguf import GGUFFile
-from tenure.checkpoints.json_files import Raw, read_object, sensible
+from tenure.checkpoints.json_files import Raw, check_sizes, read_object, sensible
 from tenure.errors import CallerError, ResourceError
 from tenure.source import ResolvedSource, SourceKind
 
 _GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+DECODER_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+"""What a `config.json` may call a decoder that is served."""
+MAX_LAYERS = 1000
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
@@ -89,23 +90,24 @@ def read_sampling_defaults(source: ResolvedSource) -> dict[str, Any]:
 def _from_folder(folder: Path) -> ModelConfig:
     raw = read_object(folder / "config.json")
     architecture = str(raw.get("model_type"))
-    if architecture not in _FOLDER_RULES:
-        raise CallerError(f"{folder}: models of type {architecture!r} are not served ({', '.join(_FOLDER_RULES)} are)")
+    if architecture not in DECODER_TYPES:
+        raise CallerError(f"{folder}: models of type {architecture!r} are not served ({', '.join(DECODER_TYPES)} are)")
     if raw.get("hidden_act", "silu") != "silu":
         raise CallerError(f"{folder}: the activation {raw['hidden_act']!r} is not served (silu is)")
     if "quantization_config" in raw:
         raise CallerError(f"{folder}: quantised safetensors are not served")
-    num_heads = int(raw["num_attention_heads"])
-    num_layers = int(raw["num_hidden_layers"])
+    num_heads, num_layers, hidden_size = (
+        int(raw[key]) for key in ("num_attention_heads", "num_hidden_layers", "hidden_size")
+    )
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    rules, biased = _FOLDER_RULES[architecture], bool(raw.get("attention_bias", False))
+    biased, qwen3 = bool(raw.get("attention_bias", False)), architecture == "qwen3"
     return ModelConfig(
         architecture=architecture,
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-        head_dim=int(raw.get("head_dim") or rules.head_dim or int(raw["hidden_size"]) // max(num_heads, 1)),
-        hidden_size=int(raw["hidden_size"]),
+        head_dim=int(raw.get("head_dim") or (128 if qwen3 else hidden_size // max(num_heads, 1))),
+        hidden_size=hidden_size,
         intermediate_size=int(raw["intermediate_size"]),
         vocab_size=int(raw["vocab_size"]),
         max_position_embeddings=int(raw["max_position_embeddings"]),
@@ -113,72 +115,36 @@ def _from_folder(folder: Path) -> ModelConfig:
         rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
         rope_scaling=_rope_scaling(rope, folder),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        attention_bias=biased if rules.query_bias is None else rules.query_bias,
-        attention_output_bias=biased if rules.output_bias is None else rules.output_bias,
+        attention_bias={"mistral": False, "qwen2": True}.get(architecture, biased),
+        attention_output_bias=biased and architecture not in ("mistral", "qwen2"),
         mlp_bias=bool(raw.get("mlp_bias", False)),
-        head_norms=rules.head_norms,
-        layer_windows=rules.windows(raw, num_layers),
+        head_norms=qwen3,
+        layer_windows=_windows(raw, architecture, num_layers),
     )
 
 
-def _no_windows(raw: Raw, num_layers: int) -> tuple[int | None, ...]:  # noqa: ARG001 - one signature for all
-    return ()
-
-
-def _every_layer(raw: Raw, num_layers: int) -> tuple[int | None, ...]:
-    window = _optional_int(raw.get("sliding_window"))
-    return (window,) * num_layers if window is not None and num_layers < 10_000 else ()
-
-
-def _listed_layers(raw: Raw, num_layers: int) -> tuple[int | None, ...]:
-    window = _optional_int(raw.get("sliding_window"))
-    if not raw.get("use_sliding_window") or window is None:
+def _windows(raw: Raw, architecture: str, num_layers: int) -> tuple[int | None, ...]:
+    """Of Mistral's layers all have the window, of Qwen's those listed or, without a list, the last ones."""
+    window, qwen = _optional_int(raw.get("sliding_window")), architecture.startswith("qwen")
+    if window is None or architecture == "llama" or (qwen and not raw.get("use_sliding_window")):
         return ()
-    types = raw.get("layer_types")
+    types = raw.get("layer_types") if qwen else None
     if types is None:
-        first = int(raw.get("max_window_layers", 28))
-        types = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
+        first = int(raw.get("max_window_layers", 28)) if qwen else 0
+        types = ["sliding_attention" if layer >= first else "" for layer in range(min(num_layers, MAX_LAYERS))]
     return tuple(window if kind == "sliding_attention" else None for kind in types)
-
-
-@dataclass(frozen=True, slots=True)
-class _FolderRules:
-    """Where the members of the family differ in `config.json`. A bias of None is as `attention_bias` says."""
-
-    query_bias: bool | None
-    output_bias: bool | None
-    windows: Callable[[Raw, int], tuple[int | None, ...]]
-    head_norms: bool = False
-    head_dim: int | None = None
-    """Where the file gives none; None is the hidden size over the number of heads."""
-
-
-_FOLDER_RULES: Mapping[str, _FolderRules] = MappingProxyType(
-    {
-        "llama": _FolderRules(query_bias=None, output_bias=None, windows=_no_windows),
-        "mistral": _FolderRules(query_bias=False, output_bias=False, windows=_every_layer),
-        "qwen2": _FolderRules(query_bias=True, output_bias=False, windows=_listed_layers),
-        "qwen3": _FolderRules(query_bias=None, output_bias=None, windows=_listed_layers, head_norms=True, head_dim=128),
-    }
-)
-DECODER_TYPES = tuple(_FOLDER_RULES)
-"""What a `config.json` may call a decoder that is served."""
 
 
 def _rope_scaling(rope: Raw, path: Path) -> RopeScaling | None:
     kind = str(rope.get("rope_type") or rope.get("type") or "default")
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return RopeScaling(kind, float(rope["factor"]))
-    if kind == "llama3":
-        return RopeScaling(
-            kind,
-            float(rope["factor"]),
-            float(rope["low_freq_factor"]),
-            float(rope["high_freq_factor"]),
-            int(rope["original_max_position_embeddings"]),
-        )
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return RopeScaling(kind, float(rope["factor"]))
+        case "llama3":
+            factor, low, high = (float(rope[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+            return RopeScaling(kind, factor, low, high, int(rope["original_max_position_embeddings"]))
     raise CallerError(f"{path}: rope scaling {kind!r} is not served (linear and llama3 are)")
 
 
@@ -219,7 +185,7 @@ def _from_gguf(file: GGUFFile) -> ModelConfig:
         attention_output_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_up.bias" in tensors,
         head_norms=architecture == "qwen3",
-        layer_windows=(window,) * num_layers if window is not None and num_layers < 10_000 else (),
+        layer_windows=() if window is None else (window,) * min(num_layers, MAX_LAYERS),
     )
 
 
@@ -233,19 +199,9 @@ def _gguf_rope_scaling(own: Raw, path: Path) -> RopeScaling | None:
 
 def _checked(config: ModelConfig, path: Path) -> ModelConfig:
     """Refuse sizes that contradict each other or that no model has; weights are checked against the rest."""
-    sizes = {
-        "layers": (config.num_layers, 1000),
-        "attention heads": (config.num_heads, 4096),
-        "key-value heads": (config.num_kv_heads, 4096),
-        "head size": (config.head_dim, 8192),
-        "hidden size": (config.hidden_size, 1 << 20),
-        "intermediate size": (config.intermediate_size, 1 << 22),
-        "vocabulary size": (config.vocab_size, 1 << 24),
-        "context length": (config.max_position_embeddings, 1 << 30),
-    }
-    for what, (size, most) in sizes.items():
-        if not 1 <= size <= most:
-            raise ResourceError(f"{path}: a {what} of {size} makes no sense")
+    check_sizes(path, config, num_layers=MAX_LAYERS, num_heads=4096, num_kv_heads=4096, head_dim=8192)
+    check_sizes(path, config, hidden_size=1 << 20, intermediate_size=1 << 22, vocab_size=1 << 24)
+    check_sizes(path, config, max_position_embeddings=1 << 30)
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
         raise ResourceError(
             f"{path}: {config.num_heads} heads over {config.num_kv_heads} key-value heads of size {config.head_dim}"
