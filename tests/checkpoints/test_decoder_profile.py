@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tenure.checkpoints.answer_tokens import answer_ids
 from tenure.checkpoints.profile import PoolingMode, Scoring, read_profile
+from tenure.checkpoints.tokens import answer_ids
 from tenure.errors import CallerError, ResourceError
 from tenure.source import ResolvedSource, SourceKind, resolve_source
 

@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tenure.checkpoints.answer_tokens import answer_ids
+from tenure.checkpoints.tokens import answer_ids
 from tenure.prompts.reranker_prompt import reranker_prompt
 from tenure.source import resolve_source
 from tests.serving.conftest import Servers

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from tenure.checkpoints.answer_tokens import token_ids
+from tenure.checkpoints.tokens import token_ids
 from tenure.errors import CallerError, ResourceError
 from tenure.prompts.chat_template import ChatTemplate
 from tenure.source import ResolvedSource, SourceKind

@@ -4,11 +4,15 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from tenure.errors import ResourceError
 
 Raw = Mapping[str, Any]
+
+_Shape = TypeVar("_Shape", bound=msgspec.Struct)
 
 MAX_JSON_BYTES = 16 << 20
 
@@ -47,6 +51,16 @@ def check_sizes(path: Path, config: object, **most: int) -> None:
         size = getattr(config, name)
         if not 1 <= size <= limit:
             raise ResourceError(f"{path}: a {name} of {size} makes no sense")
+
+
+def read_struct(path: Path, shape: type[_Shape], *, required: bool = False) -> _Shape:
+    """A JSON file of any size as `shape`, whose defaults stand for a file that need not be there. ResourceError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=shape)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if isinstance(error, FileNotFoundError) and not required:
+            return shape()
+        raise ResourceError(f"{path}: {error}") from error
 
 
 def read_json(path: Path) -> Any:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tenure.checkpoints.encoder_config import EncoderConfig
-from tenure.checkpoints.folder_tokens import folder_tokens
 from tenure.checkpoints.json_files import Raw, read_length, read_object, sensible
+from tenure.checkpoints.tokens import folder_tokens
 from tenure.errors import CallerError, ResourceError
 
 

@@ -9,7 +9,6 @@ from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 
-from tenure.checkpoints.answer_tokens import answer_words
 from tenure.checkpoints.encoder_config import (
     ENCODER_TYPES,
     EncoderConfig,
@@ -31,6 +30,7 @@ from tenure.checkpoints.sentence_modules import (
     read_modules,
     read_token_masks,
 )
+from tenure.checkpoints.tokens import answer_words
 from tenure.config import TASKS
 from tenure.errors import CallerError, ResourceError
 from tenure.pooling import PoolingTask

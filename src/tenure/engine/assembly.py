@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from tenure.checkpoints.answer_tokens import answer_ids, token_ids
 from tenure.checkpoints.profile import ModelProfile, read_profile
+from tenure.checkpoints.tokens import answer_ids, token_ids
 from tenure.config import EngineConfig
 from tenure.core.limits import Limits
 from tenure.core.plan import Row, Start, StepPlan

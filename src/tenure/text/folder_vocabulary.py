@@ -7,12 +7,13 @@ tokenizer's own and all of `generation_config.json`, or of `config.json` where t
 """
 
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Backend
 
+from tenure.checkpoints.json_files import read_object, read_struct
 from tenure.errors import ResourceError
 from tenure.text.special_tokens import Frame, read_frame, set_frame
 from tenure.text.vocabulary import Coding, Vocabulary
@@ -59,15 +60,6 @@ class _TokenizerConfig(msgspec.Struct):
     truncation_side: Literal["left", "right"] = "right"
 
 
-class _SentenceConfig(msgspec.Struct):
-    do_lower_case: bool | None = None
-
-
-class _PyLateConfig(msgspec.Struct):
-    query_prefix: str | None = None
-    document_prefix: str | None = None
-
-
 class _EndTokens(msgspec.Struct):
     """The fields of interest of `generation_config.json` and `config.json`."""
 
@@ -75,28 +67,25 @@ class _EndTokens(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
 
 
-_File = TypeVar("_File", bound=msgspec.Struct)
-
-
 def read_folder(folder: Path) -> Vocabulary:
     """The vocabulary of a model folder. Raises ResourceError that names the file at fault."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ResourceError(f"{folder}: no tokenizer.json (tokenizers in other formats are not supported)")
-    described = _read(path, _TokenizerFile)
-    config = _read(folder / "tokenizer_config.json", _TokenizerConfig)
+    described = read_struct(path, _TokenizerFile)
+    config = read_struct(folder / "tokenizer_config.json", _TokenizerConfig)
     try:
         backend = Backend.from_file(str(path))
     except Exception as error:  # the tokenizers library raises plain Exception for a bad file
         raise ResourceError(f"{path}: {error}") from error
     backend.no_truncation()
     backend.no_padding()
-    if _read(folder / "sentence_bert_config.json", _SentenceConfig).do_lower_case:
+    if read_object(folder / "sentence_bert_config.json", required=False).get("do_lower_case"):
         _lower_case(backend)
     _add_missing(folder, backend, config)
-    pylate = _read(folder / "config_sentence_transformers.json", _PyLateConfig)
-    for prefix in (pylate.query_prefix, pylate.document_prefix):
-        _make_whole(backend, prefix or "")
+    pylate = read_object(folder / "config_sentence_transformers.json", required=False)
+    for key in ("query_prefix", "document_prefix"):
+        _make_whole(backend, str(pylate.get(key) or ""))
     added = backend.get_added_tokens_decoder()
     named = _named_tokens(folder, config)
     bos_token_id, own_end = (backend.token_to_id(named.get(kind, "")) for kind in ("bos_token", "eos_token"))
@@ -104,8 +93,8 @@ def read_folder(folder: Path) -> Vocabulary:
     special_ids = {index for index, token in added.items() if token.special}
     # Naming a token makes it special, even where tokenizer.json does not say so.
     special_ids.update(index for index in (bos_token_id, own_end) if index is not None)
-    generation = _read(folder / "generation_config.json", _EndTokens)
-    model = _read(folder / "config.json", _EndTokens)
+    generation = read_struct(folder / "generation_config.json", _EndTokens)
+    model = read_struct(folder / "config.json", _EndTokens)
     ends = _listed(generation.eos_token_id) or _listed(model.eos_token_id)
     ids = backend.get_vocab(with_added_tokens=True).values()
     size = max(ids, default=-1) + 1
@@ -124,16 +113,6 @@ def read_folder(folder: Path) -> Vocabulary:
     )
 
 
-def _read(path: Path, shape: type[_File]) -> _File:
-    """A JSON file, or its defaults when there is none."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=shape)
-    except FileNotFoundError:
-        return shape()
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ResourceError(f"{path}: {error}") from error
-
-
 def _lower_case(backend: Backend) -> None:
     """First of all, as sentence-transformers does it, unless that is a step already."""
     steps = backend.normalizer
@@ -150,14 +129,9 @@ def _add_missing(folder: Path, backend: Backend, config: _TokenizerConfig) -> No
     for index, entry in sorted(config.added_tokens_decoder.items()):
         if index in present:
             continue
-        token = AddedToken(
-            entry.content,
-            single_word=entry.single_word,
-            lstrip=entry.lstrip,
-            rstrip=entry.rstrip,
-            normalized=not entry.special if entry.normalized is None else entry.normalized,
-            special=entry.special,
-        )
+        if entry.normalized is None:
+            entry.normalized = not entry.special
+        token = AddedToken(**msgspec.structs.asdict(entry))
         (backend.add_special_tokens if entry.special else backend.add_tokens)([token])
         if backend.token_to_id(entry.content) != index:
             raise ResourceError(
@@ -200,7 +174,7 @@ def _chat_template(folder: Path, config: _TokenizerConfig) -> str | None:
 
 def _named_tokens(folder: Path, config: _TokenizerConfig) -> dict[str, str]:
     """The special tokens by their names, such as `pad_token`; older folders keep some in a file of their own."""
-    older = _read(folder / "special_tokens_map.json", _TokenizerConfig)
+    older = read_struct(folder / "special_tokens_map.json", _TokenizerConfig)
     found = {}
     for name in _NAMED:
         token = getattr(config, name) or getattr(older, name)

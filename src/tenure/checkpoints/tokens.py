@@ -1,14 +1,46 @@
-"""Which ids of a model have a token, and the ids of its answer words as its vocabulary writes them."""
+"""The tokens of a model, by their ids and as its vocabulary writes them; read without the library that tokenises."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from tenure.checkpoints.folder_tokens import folder_tokens
+import msgspec
+
 from tenure.checkpoints.gguf import GGUFFile
+from tenure.checkpoints.json_files import read_struct
 from tenure.errors import CallerError, ResourceError
 from tenure.source import ResolvedSource, SourceKind
 
 UNUSED = 5
 """GGUF's type of the entries that fill up a vocabulary to the rows of the model."""
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[tuple[str, float]]
+
+
+class _Added(msgspec.Struct):
+    content: str
+    id: int = -1
+
+
+class _TokenizerFile(msgspec.Struct):
+    model: _Model
+    added_tokens: list[_Added] = []
+
+
+class _TokenizerConfig(msgspec.Struct):
+    added_tokens_decoder: dict[int, _Added] = {}
+
+
+def folder_tokens(folder: Path) -> dict[str, int]:
+    """The id of each token of a model folder, those of `tokenizer_config.json` too. Raises ResourceError."""
+    described = read_struct(folder / "tokenizer.json", _TokenizerFile, required=True)
+    config = read_struct(folder / "tokenizer_config.json", _TokenizerConfig)
+    vocabulary = described.model.vocab
+    if isinstance(vocabulary, list):
+        vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
+    late = {token.content: index for index, token in config.added_tokens_decoder.items()}
+    return {**vocabulary, **late, **{token.content: token.id for token in described.added_tokens}}
 
 
 def token_ids(source: ResolvedSource) -> frozenset[int]:
