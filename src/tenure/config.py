@@ -53,7 +53,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """0: steps are bounded in tokens alone, so that runs are reproducible."""
     block_size: int = 16
     kv_cache_memory: float = 3.0
-    prefix_caching: bool = True
+    enable_prefix_caching: bool = True
     threads: int = 0
     """0: one for each core."""
     log_format: str = "text"
@@ -141,8 +141,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int = 20
     """-1 lets a request ask for the whole vocabulary."""
     max_prompts: int = 1024
-    priorities: bool = False
-    """Whether the `priority` of a request has an effect."""
+    scheduling_policy: str = "fcfs"
+    """`priority`: the `priority` of a request has an effect."""
     max_inputs: int = 8192
     """Texts of one request for embeddings, scores or classes; the engine's gate may admit fewer."""
     truncate_long_inputs: bool = False

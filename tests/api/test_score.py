@@ -469,7 +469,7 @@ def test_a_model_that_cannot_score_says_what_it_can():
 
 
 def test_the_fields_of_the_engine():
-    rig = cross_rig(settings=ApiSettings(version="0.0", priorities=True))
+    rig = cross_rig(settings=ApiSettings(version="0.0", scheduling_policy="priority"))
     body = {"queries": "q", "documents": "a", "priority": 7, "cache_salt": "salt", "user": "me", "request_id": "mine"}
     scores(rig.post("/score", body, headers={"x-request-id": "label"}))
     asked = rig.submitted

@@ -397,7 +397,7 @@ def test_who_asks_for_it_does_not_jump_the_queue(rig, headers):
 
 
 def test_priorities_count_where_the_server_says_so():
-    rig = Rig(settings=ApiSettings(version="0.0", priorities=True))
+    rig = Rig(settings=ApiSettings(version="0.0", scheduling_policy="priority"))
     rig.chat(priority=4)
     rig.chat(priority=1, headers={"x-vllm-priority": "-7"})
     assert [submit.priority for submit in rig.engine.submitted] == [4, -7]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tenure.cli.http_flags import EdgeOptions
+from tenure.cli.http_flags import AccessOptions, LimitOptions
 from tenure.cli.serve import ServeOptions, serve_config
 from tenure.config import ApiConfig, CorsConfig, KeyRing
 from tenure.errors import CallerError
@@ -27,7 +27,7 @@ def model(tmp_path: Path) -> str:
 
 
 def configured(model: str, **given: Any) -> ApiConfig:
-    return serve_config([model], ServeOptions(edge=EdgeOptions(**given))).api
+    return serve_config([model], ServeOptions(access=AccessOptions(**given))).api
 
 
 FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
@@ -60,7 +60,7 @@ TOGETHER = {"ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers"}
 
 
 def test_there_is_no_other_flag() -> None:
-    assert {field.name for field in fields(EdgeOptions)} == set(FLAGS) | TOGETHER
+    assert {field.name for kind in (AccessOptions, LimitOptions) for field in fields(kind)} == set(FLAGS) | TOGETHER
 
 
 @pytest.mark.parametrize("name", FLAGS)
@@ -73,7 +73,9 @@ def test_every_flag_is_read_and_changes_what_is_run(name: str, model: str, tmp_p
         places |= {"{certificate}": str(made.certificate), "{key}": str(made.key)}
     arguments, value = FLAGS[name]
     read = options(model, *(places.get(argument, argument) for argument in arguments))
-    assert getattr(read.edge, name) == (places.get(value, value) if isinstance(value, str) else value)
+    assert getattr(read.access, name, getattr(read.limits, name, None)) == (
+        places.get(value, value) if isinstance(value, str) else value
+    )
     config = serve_config([model], read)
     assert config != serve_config([model], ServeOptions())
     assert msgspec.json.decode(msgspec.json.encode(config.api), type=ApiConfig) == config.api
@@ -81,11 +83,12 @@ def test_every_flag_is_read_and_changes_what_is_run(name: str, model: str, tmp_p
 
 def test_vllms_names_for_the_limits_of_heads(model: str) -> None:
     read = options(model, "--h11-max-incomplete-event-size", "4096", "--h11-max-header-count", "9")
-    assert (read.edge.max_header_size, read.edge.max_header_count) == (4096, 9)
+    assert (read.limits.max_header_size, read.limits.max_header_count) == (4096, 9)
 
 
 def test_limits_in_the_units_of_the_flags(model: str) -> None:
-    limits = configured(model, max_body_size=1.5, max_open_body_size=8, body_timeout=2.0, header_timeout=1.0).limits
+    given = LimitOptions(max_body_size=1.5, max_open_body_size=8, body_timeout=2.0, header_timeout=1.0)
+    limits = serve_config([model], ServeOptions(limits=given)).api.limits
     assert (limits.max_body_bytes, limits.max_open_body_bytes) == (MIB * 3 // 2, 8 * MIB)
     assert (limits.body_timeout, limits.header_timeout) == (2.0, 1.0)
 
@@ -132,10 +135,10 @@ def test_a_file_without_keys_opens_no_server(
 
 
 def test_keys_are_not_shown_with_a_configuration(model: str) -> None:
-    given = ServeOptions(edge=EdgeOptions(api_key=["hush-hush"]))
+    given = ServeOptions(access=AccessOptions(api_key=["hush-hush"]))
     config = serve_config([model], given)
     assert config.api.api_keys.keys == ("hush-hush",)
-    for value in (given, given.edge, config, config.api, config.api.api_keys):
+    for value in (given, given.access, config, config.api, config.api.api_keys):
         assert "hush" not in repr(value) + str(value)
 
 

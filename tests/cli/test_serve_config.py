@@ -1,7 +1,7 @@
 """From the command line to a configuration: what is meant is served, what cannot be meant is refused in a line."""
 
 import time
-from dataclasses import fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from tenure import __version__
-from tenure.cli.http_flags import EdgeOptions
 from tenure.cli.main import app
-from tenure.cli.observability_flags import ObserveOptions
+from tenure.cli.request_flags import RequestOptions
 from tenure.cli.serve import ServeOptions, print_ready, serve_config
 from tenure.config import ApiConfig, ApiSettings, EngineConfig, ServeConfig, cores
 from tenure.errors import CallerError, ResourceError
@@ -133,8 +132,6 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "chunk_long_inputs": (("--chunk-long-inputs",), True),
     "max_chunked_len": (("--max-chunked-len", "5000"), 5000),
     "scheduling_policy": (("--scheduling-policy", "priority"), "priority"),
-    "edge": (("--max-json-depth", "9"), EdgeOptions(max_json_depth=9)),
-    "observe": (("--vllm-metrics",), ObserveOptions(vllm_metrics=True)),
     "api_server_count": (("--api-server-count", "3"), 3),
     "data_parallel_size": (("--data-parallel-size", "2"), 2),
     "queue_timeout": (("--queue-timeout", "2.5"), 2.5),
@@ -147,12 +144,22 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(ServeOptions)])
+GROUPS = ("engine", "requests", "access", "limits", "observe")
+
+
+def flat(options: ServeOptions, *groups: str) -> dict[str, Any]:
+    """The flags by name, without those of the other groups."""
+    found = {field.name: getattr(options, field.name) for field in fields(options) if field.name not in GROUPS}
+    for group in groups:
+        found |= asdict(getattr(options, group))
+    return found
+
+
+@pytest.mark.parametrize("name", flat(ServeOptions(), "engine", "requests"))
 def test_every_flag_is_read_and_changes_what_is_run(name: str, model: str) -> None:
     arguments, value = FLAGS[name]
     read = options(model, *arguments)
-    assert getattr(read, name) == value
-    assert replace(read, **{name: getattr(ServeOptions(), name)}) == ServeOptions()
+    assert flat(read, *GROUPS) == {**flat(ServeOptions(), *GROUPS), name: value}
     config = serve_config([model], read)
     assert config != serve_config([model], ServeOptions())
     # What a child gets is what was meant.
@@ -161,9 +168,9 @@ def test_every_flag_is_read_and_changes_what_is_run(name: str, model: str) -> No
 
 
 def test_a_long_input_is_cut_or_read_in_chunks_and_not_both(model: str) -> None:
-    assert options(model, "--auto-truncate").truncate_long_inputs, "as text-embeddings-inference calls it"
+    assert options(model, "--auto-truncate").requests.truncate_long_inputs, "as text-embeddings-inference calls it"
     with pytest.raises(CallerError, match="--truncate-long-inputs and --chunk-long-inputs exclude each other"):
-        serve_config([model], ServeOptions(truncate_long_inputs=True, chunk_long_inputs=True))
+        serve_config([model], ServeOptions(requests=RequestOptions(truncate_long_inputs=True, chunk_long_inputs=True)))
 
 
 @pytest.mark.parametrize("seconds", [0.1, 1.0, 1.49])

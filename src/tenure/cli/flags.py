@@ -1,7 +1,7 @@
 """Numbers on the command line: within bounds that every process can carry, and taken as they are written."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter, Token, validators
 
@@ -24,3 +24,9 @@ def _whole(kind: Any, tokens: Sequence[Token]) -> int:
         return int(tokens[0].value)
     except ValueError:
         raise ValueError(f'"{tokens[0].value}" is no whole number') from None
+
+
+AtLeastOne = Annotated[int, whole(1)]
+Seconds = Annotated[float, real(0)]
+Positive = Annotated[float, Parameter(validator=validators.Number(gt=0, lte=MOST))]
+Texts = Annotated[list[str], Parameter(consume_multiple=True, negative="")]

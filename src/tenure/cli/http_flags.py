@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 
-from tenure.cli.flags import MOST, real, whole
+from tenure.cli.flags import AtLeastOne, Positive, Seconds, Texts, whole
 from tenure.config import CorsConfig, HttpLimits, KeyRing, TlsConfig, environment_api_keys
 from tenure.errors import CallerError
 
@@ -16,14 +16,10 @@ _MIB = 1024 * 1024
 _DEFAULTS = HttpLimits()
 _PREFIX = re.compile(r"(/[A-Za-z0-9_.~-]+)+")
 
-AtLeastOne = Annotated[int, whole(1)]
-Positive = Annotated[float, Parameter(validator=validators.Number(gt=0, lte=MOST))]
-Texts = Annotated[list[str], Parameter(consume_multiple=True, negative="")]
-
 
 @dataclass(frozen=True, kw_only=True)
-class EdgeOptions:
-    """Access and limits."""
+class AccessOptions:
+    """Keys, origins, certificates, the path."""
 
     api_key: Texts = field(default_factory=list, repr=False)
     """Keys that clients may use. Other users of the machine can read them in the list of processes: rather use
@@ -50,6 +46,12 @@ class EdgeOptions:
     """Ciphers for TLS up to 1.2, in OpenSSL's notation."""
     root_path: str = ""
     """Prefix under which a proxy serves this server, whether or not the proxy takes it off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """How much, and for how long."""
+
     max_body_size: Positive = _DEFAULTS.max_body_bytes / _MIB
     """Largest request body, in MiB."""
     max_open_body_size: Positive = _DEFAULTS.max_open_body_bytes / _MIB
@@ -72,14 +74,14 @@ class EdgeOptions:
     """Seconds that a response may wait for a client that does not read, and that its generation may stand in all."""
     max_connections: AtLeastOne = _DEFAULTS.max_connections
     """Most connections that one API process holds open."""
-    timeout_keep_alive: Annotated[float, real(0)] = _DEFAULTS.keep_alive_timeout
+    timeout_keep_alive: Seconds = _DEFAULTS.keep_alive_timeout
     """Seconds that a connection may be idle between requests; 0 closes it behind each answer. A proxy in front should
     give up its idle connections earlier than that."""
-    sse_keep_alive_interval: Annotated[float, real(0)] = _DEFAULTS.keep_alive_interval
+    sse_keep_alive_interval: Seconds = _DEFAULTS.keep_alive_interval
     """Seconds of silence in a stream after which a comment line is sent; 0 is never."""
 
 
-def key_ring(options: EdgeOptions) -> KeyRing:
+def key_ring(options: AccessOptions) -> KeyRing:
     """Return the keys: those of the flags, else those of the environment. Raises CallerError."""
     given = tuple(key.strip() for key in options.api_key)
     if not all(given):
@@ -102,7 +104,7 @@ def _keys_of(path: str) -> tuple[str, ...]:
     return keys
 
 
-def http_limits(options: EdgeOptions) -> HttpLimits:
+def http_limits(options: LimitOptions) -> HttpLimits:
     return HttpLimits(
         max_header_bytes=options.max_header_size,
         max_header_count=options.max_header_count,
@@ -119,7 +121,7 @@ def http_limits(options: EdgeOptions) -> HttpLimits:
     )
 
 
-def cors(options: EdgeOptions) -> CorsConfig:
+def cors(options: AccessOptions) -> CorsConfig:
     return CorsConfig(
         origins=_listed("--allowed-origins", options.allowed_origins),
         methods=_listed("--allowed-methods", options.allowed_methods),
@@ -142,7 +144,7 @@ def _listed(flag: str, values: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def tls(options: EdgeOptions) -> TlsConfig | None:
+def tls(options: AccessOptions) -> TlsConfig | None:
     """Return what the flags ask for, once it is known to work; None without a certificate. Raises CallerError."""
     others = (options.ssl_keyfile, options.ssl_ca_certs, options.ssl_ciphers, options.ssl_cert_reqs)
     if options.ssl_certfile is None:
@@ -185,7 +187,7 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted; give one that is not")
 
 
-def root_path(options: EdgeOptions) -> str:
+def root_path(options: AccessOptions) -> str:
     """Return the prefix as `/like/this`, or nothing. Raises CallerError."""
     path = options.root_path.rstrip("/")
     if path and not _PREFIX.fullmatch(path):

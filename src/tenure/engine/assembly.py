@@ -52,7 +52,9 @@ def assemble(config: EngineConfig) -> Engine:
     started = time.monotonic()
     profile = read_profile(config.model.source, config.model.task)
     loaded = (_encoder if profile.whole_texts else _decoder)(config, profile)
-    scheduler = Scheduler(loaded.limits, cache_seed=secrets.token_bytes(32), prefix_caching=config.prefix_caching)
+    scheduler = Scheduler(
+        loaded.limits, cache_seed=secrets.token_bytes(32), prefix_caching=config.enable_prefix_caching
+    )
     estimator = StepCostEstimator()
     _warm_up(loaded, profile, estimator)
     return Engine(scheduler, loaded.runner, estimator, _card(config, profile, loaded, time.monotonic() - started))

@@ -182,7 +182,7 @@ def check_priority(numbers: Numbers, header: str | None, settings: ApiSettings) 
         if not _KEY.fullmatch(header.strip()):
             raise invalid_request("The header X-Vllm-Priority must be an integer of 64 bits.", "priority")
         priority = check_number("priority", int(header), RANGES["priority"])
-    return int(priority) if settings.priorities else 0
+    return int(priority) if settings.scheduling_policy == "priority" else 0
 
 
 def check_stream_options(request: SamplingFields) -> tuple[bool, bool]:
