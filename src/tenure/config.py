@@ -138,6 +138,7 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     version: str
     max_n: int = 128
+    max_stop_strings: int = 4
     max_logprobs: int = 20
     """-1 lets a request ask for the whole vocabulary."""
     max_prompts: int = 1024

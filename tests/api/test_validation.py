@@ -7,9 +7,9 @@ import pytest
 
 from tenure.config import ApiSettings
 from tenure.prompts.text_model import GenerationDefaults
-from tenure.sampling import RepetitionDetection
+from tenure.sampling import RepetitionDetection, TokenLogprobs
 from tenure.wire.messages import ItemOutput, Submit
-from tests.api.generation_rig import END, LENGTH, Rig, assert_refused, output
+from tests.api.generation_rig import END, LENGTH, Rig, assert_refused, events, output
 
 INT64 = 2**63 - 1
 TOO_MANY_BIASES = {f"{token:0{digits}}": 1 for token in range(200) for digits in (4, 5)}
@@ -272,7 +272,7 @@ def test_the_fields_reach_the_engine(rig):
     assert sampling.logit_bias == ((65, 100.0), (66, -100.0))
     assert sampling.allowed_token_ids == (65, 66, 67)
     assert sampling.bad_words == ((97, 98),)
-    assert (sampling.logprobs, sampling.logprob_token_ids, sampling.prompt_logprobs) == (3, (70,), 2)
+    assert (sampling.logprobs, sampling.logprob_token_ids, sampling.prompt_logprobs) == (0, (70,), 2)
     assert sampling.repetition_detection == RepetitionDetection(max_size=3, min_size=2, min_count=5)
 
 
@@ -281,7 +281,8 @@ def test_a_servers_seed_is_for_requests_that_give_none():
     rig.complete()
     rig.complete(seed=None)
     rig.complete(seed=0)
-    assert [submit.sampling.seed for submit in rig.engine.submitted] == [-7, -7, 0]
+    rig.complete(seed=-1)
+    assert [submit.sampling.seed for submit in rig.engine.submitted] == [-7, -7, 0, -7]
 
 
 @pytest.mark.parametrize("temperature", [0, 1e-6, 9.9e-6])
@@ -292,12 +293,68 @@ def test_a_tiny_temperature_is_greedy_and_allows_one_choice(rig, temperature):
     assert assert_refused(rig, rig.complete(temperature=temperature, n=2))["param"] == "n"
 
 
-def test_requests_without_a_seed_are_given_different_ones(rig):
-    rig.complete()
-    rig.complete(seed=None)
-    first, second = (submit.sampling.seed for submit in rig.engine.submitted)
-    assert first != second
-    assert 0 <= first < 2**63
+@pytest.mark.parametrize("server", [None, -1])
+def test_requests_without_a_seed_are_given_different_ones(server):
+    """-1 is none, as vLLM and llama.cpp have it, in a request and for the server."""
+    rig = Rig(settings=ApiSettings(version="0.0", seed=server))
+    for given in ({}, {"seed": None}, {"seed": -1}, {"seed": -1.0}):
+        rig.complete(**given)
+    seeds = {submit.sampling.seed for submit in rig.engine.submitted}
+    assert len(seeds) == 4
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_server_may_take_more_stop_strings():
+    rig = Rig(settings=ApiSettings(version="0.0", max_stop_strings=6))
+    assert rig.chat(stop=list("abcdef")).status_code == 200
+    assert "at most 6 " in rig.chat(stop=list("abcdefg")).json()["error"]["message"]
+
+
+@pytest.mark.parametrize("tools", [[], [{"type": "function", "function": {"name": "f"}}]])
+def test_tools_that_are_not_to_be_called_are_ignored(rig, tools):
+    plain = rig.chat().json()
+    reply = rig.chat(tools=tools, tool_choice="none").json()
+    assert reply["choices"] == plain["choices"]
+    assert reply["usage"] == plain["usage"]
+
+
+@pytest.mark.parametrize("ask", ["chat", "complete"])
+@pytest.mark.parametrize(
+    ("options", "end", "each"),
+    [
+        ({"continuous_usage_stats": True, "include_usage": False}, False, False),
+        ({"continuous_usage_stats": True, "include_usage": True}, True, True),
+        ({"include_usage": True}, True, False),
+        ({"continuous_usage_stats": False}, False, False),
+    ],
+)
+def test_usage_in_a_stream(rig, ask, options, end, each):
+    """`include_usage` has the last word."""
+    *chunks, last, done = events(getattr(rig, ask)(stream=True, stream_options=options))
+    assert done == "[DONE]"
+    assert (last["choices"] == []) == ("usage" in last) == end
+    assert all(("usage" in chunk) == each for chunk in chunks)
+
+
+NAMED = [70, 71]
+
+
+def names_two(submit: Submit) -> list[list[ItemOutput]]:
+    """As an engine does that reports no best tokens, but those that are named."""
+    assert (submit.sampling.logprobs, submit.sampling.logprob_token_ids) == (0, tuple(NAMED))
+    rows = [TokenLogprobs(-0.5, 1, NAMED, [-1.0, -0.5])]
+    return [[output(0, [token], finish, logprobs=rows)] for token, finish in ((65, None), (71, LENGTH))]
+
+
+@pytest.mark.parametrize("most", [0, 1, 5])
+def test_named_tokens_are_in_place_of_the_best(most):
+    """With the token itself, once."""
+    rig = Rig(names_two)
+    logprobs = rig.chat(logprobs=True, top_logprobs=most, logprob_token_ids=NAMED).json()["choices"][0]["logprobs"]
+    tops = [[(top["token"], top["logprob"]) for top in entry["top_logprobs"]] for entry in logprobs["content"]]
+    assert tops == [[("A", -0.5), ("F", -1.0), ("G", -0.5)], [("F", -1.0), ("G", -0.5)]]
+    legacy = rig.complete(logprobs=most, logprob_token_ids=NAMED).json()["choices"][0]["logprobs"]
+    assert legacy["top_logprobs"] == [{"A": -0.5, "F": -1.0, "G": -0.5}, {"G": -0.5, "F": -1.0}]
 
 
 def test_each_field_that_constrains_nothing_is_logged_once(caplog):

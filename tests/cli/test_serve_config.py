@@ -124,6 +124,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "enable_prefix_caching": (("--no-enable-prefix-caching",), False),
     "seed": (("--seed", "-9223372036854775808"), -(2**63)),
     "generation_config": (("--generation-config", "vllm"), "vllm"),
+    "max_stop_strings": (("--max-stop-strings", "9"), 9),
     "max_n": (("--max-n", "4"), 4),
     "max_logprobs": (("--max-logprobs", "-1"), -1),
     "max_prompts": (("--max-prompts", "5"), 5),

@@ -53,7 +53,7 @@ def test_a_score_is_what_the_same_model_would_answer(judged: ServerProcess) -> N
     prompt = reranker_prompt(QUERY, DOCUMENTS[0])
     body = {"model": "chat", "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprob_token_ids": [no, yes]}
     http = judged.http
-    listed = answered(http.post("/v1/completions", json={**body, "logprobs": 0}))["choices"][0]["logprobs"]
+    listed = answered(http.post("/v1/completions", json={**body, "logprobs": 5}))["choices"][0]["logprobs"]
     pair = {"model": "judge", "queries": QUERY, "documents": DOCUMENTS[0]}
     (entry,) = answered(http.post("/score", json=pair))["data"]
     raw = answered(http.post("/score", json={**pair, "use_activation": False}))["data"][0]["score"]

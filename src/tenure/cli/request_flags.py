@@ -13,9 +13,11 @@ class RequestOptions:
     """What a request may ask for."""
 
     seed: Annotated[int | None, whole(-(2**63), 2**63 - 1)] = None
-    """Seed of requests that give none; by default each gets a random one."""
+    """Seed of requests that give none; by default, and with -1, each gets a random one."""
     max_n: AtLeastOne = 128
     """Most choices of one prompt."""
+    max_stop_strings: AtLeastOne = 4
+    """Most stop strings of a request; OpenAI's API takes 4."""
     max_logprobs: Annotated[int, whole(-1)] = 20
     """Most logprobs per token; -1 allows the whole vocabulary."""
     max_prompts: AtLeastOne = 1024

@@ -20,10 +20,10 @@ class Notices:
         self._ignored: set[str] = set()
 
     def ignored_field(self, name: str) -> None:
-        """A request set the field `name`, which constrains nothing here. Callers' own names must not get in."""
+        """A request set the field `name`, which has no effect here. Callers' own names must not get in."""
         if name not in self._ignored:
             self._ignored.add(name)
-            logger.warning("ignored the field %s of a request: the output is not constrained; told once", name)
+            logger.warning("ignored the field %s of a request, which has no effect here; told once", name)
 
 
 @dataclass(frozen=True)

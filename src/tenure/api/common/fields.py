@@ -36,7 +36,26 @@ class FormatField(msgspec.Struct, frozen=True, kw_only=True):
     type: str
 
 
-class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+class IgnoredFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields that have no effect here, whatever they hold; the log tells of each once."""
+
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    session_id: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_decoding_backend: Any = None
+    guided_whitespace_pattern: Any = None
+
+    def ignored(self) -> list[str]:
+        """The fields of these that a request has."""
+        return [name for name in IgnoredFields.__struct_fields__ if getattr(self, name) is not None]
+
+
+class SamplingFields(IgnoredFields, frozen=True, kw_only=True):
     """Fields with the same meaning on both generation routes; ranges are in `api.ranges.RANGES`."""
 
     model: str | None = None
@@ -78,19 +97,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     priority: Integer | None = None
     cache_salt: str | None = None
 
-    # Without effect here: accepted whatever they hold.
     user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    session_id: Any = None
-    vllm_xargs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_decoding_backend: Any = None
-    guided_whitespace_pattern: Any = None
 
     # Refused unless they ask for nothing.
     best_of: Integer | None = None
@@ -100,19 +107,5 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     structured_outputs: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
+    vllm_xargs: Any = None
     watermarking: Any = None
-
-
-_GUIDED_FIELDS = (
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "guided_decoding_backend",
-    "guided_whitespace_pattern",
-)
-
-
-def guided_fields(request: SamplingFields) -> list[str]:
-    """Return the fields of a request that would constrain its output elsewhere, and do not here."""
-    return [name for name in _GUIDED_FIELDS if getattr(request, name) is not None]

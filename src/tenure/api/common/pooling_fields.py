@@ -26,6 +26,8 @@ class PoolingFields(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     truncate_prompt_tokens: Integer | None = None
     truncation_side: str | None = None
+    padding: str | None = None
+    """`do_not_pad` alone: no text is padded here, nor is any model that needs it."""
     use_activation: bool | None = None
     priority: Integer | None = None
     cache_salt: str | None = None
@@ -53,6 +55,8 @@ def check_shared(request: PoolingFields, chosen: Chosen, settings: ApiSettings, 
     """Check them; `priority` is the header `X-Vllm-Priority`. Raises a 400."""
     if request.normalize is not None:
         raise invalid_request("`normalize` is not a field of this server; use `use_activation`.", "normalize")
+    if request.padding not in (None, "do_not_pad"):
+        raise invalid_request("`padding` may be `do_not_pad` alone: texts are read as they are.", "padding")
     for name in ("mm_processor_kwargs", "media_io_kwargs"):
         if getattr(request, name):
             raise invalid_request(f"`{name}` is not supported: the models read text alone.", name)

@@ -18,7 +18,6 @@ from tenure.text.tokenizer import Tokenizer
 Numbers = Mapping[str, int | float]
 
 GREEDY_BELOW = 1e-5
-MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 4096
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARACTERS = 1024
@@ -51,7 +50,7 @@ def refuse_unserved(request: SamplingFields, numbers: Numbers) -> None:
         raise unsupported("thinking_token_budget")
     if request.response_format is not None and request.response_format.type != "text":
         raise invalid_request("`response_format` of a type other than `text` is not supported yet.", "response_format")
-    for name in ("structured_outputs", "kv_transfer_params", "ec_transfer_params", "watermarking"):
+    for name in ("structured_outputs", "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "watermarking"):
         if getattr(request, name) not in (None, False, {}):
             raise unsupported(name)
 
@@ -69,7 +68,8 @@ def sampling_params(
 ) -> SamplingParams:
     """Build the engine's parameters; `max_tokens` is already clamped, `logprobs` already checked.
 
-    `seed` is for a request that gives none; None draws one.
+    `seed` is for a request that gives none; None or -1 draws one. Where a request names the tokens whose logprobs it
+    wants, these are in place of the best ones.
     """
     temperature = resolved_temperature(numbers, model)
     min_tokens = int(numbers.get("min_tokens", 0))
@@ -78,6 +78,7 @@ def sampling_params(
             f"`min_tokens` must not exceed the {max_tokens} tokens that may be generated.", "min_tokens"
         )
     tokenizer = model.tokenizer
+    logprob_token_ids = _logprob_token_ids(request, vocabulary_size, tokenizer, logprobs)
     params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -88,15 +89,15 @@ def sampling_params(
         presence_penalty=float(numbers.get("presence_penalty", 0.0)),
         frequency_penalty=float(numbers.get("frequency_penalty", 0.0)),
         repetition_penalty=_repetition_penalty(float(_first(numbers, model, "repetition_penalty", 1.0))),
-        seed=int(numbers["seed"]) if "seed" in numbers else secrets.randbits(63) if seed is None else seed,
+        seed=_seed(numbers.get("seed"), seed),
         eos_token_ids=model.eos_token_ids,
         ignore_eos=bool(request.ignore_eos),
         stop_token_ids=_ids(request, "stop_token_ids", vocabulary_size, tokenizer),
         logit_bias=_logit_bias(request.logit_bias, vocabulary_size, tokenizer),
         allowed_token_ids=_allowed_token_ids(request, vocabulary_size, tokenizer),
         bad_words=_bad_words(request.bad_words or (), tokenizer, vocabulary_size),
-        logprobs=logprobs,
-        logprob_token_ids=_logprob_token_ids(request, vocabulary_size, tokenizer, logprobs),
+        logprobs=0 if logprob_token_ids else logprobs,
+        logprob_token_ids=logprob_token_ids,
         prompt_logprobs=prompt_logprobs,
         repetition_detection=_repetition_detection(request.repetition_detection),
     )
@@ -153,13 +154,13 @@ def check_prompt_logprobs(
     return count
 
 
-def check_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the stop strings: at most four, none empty."""
+def check_stop(stop: str | Sequence[str] | None, most: int) -> tuple[str, ...]:
+    """Return the stop strings: at most so many, none empty."""
     if stop is None:
         return ()
     strings = (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(strings) > MAX_STOP_STRINGS:
-        raise invalid_request(f"`stop` takes at most {MAX_STOP_STRINGS} strings.", "stop")
+    if len(strings) > most:
+        raise invalid_request(f"`stop` takes at most {most} strings.", "stop")
     if not all(strings):
         raise invalid_request("`stop` must not contain an empty string.", "stop")
     if any(len(string) > MAX_STOP_CHARACTERS for string in strings):
@@ -186,15 +187,22 @@ def check_priority(numbers: Numbers, header: str | None, settings: ApiSettings) 
 
 
 def check_stream_options(request: SamplingFields) -> tuple[bool, bool]:
-    """Return (include_usage, continuous_usage_stats)."""
+    """Return (include_usage, continuous_usage_stats); where the first is false, so is the second."""
     options = request.stream_options
     if options is None or options.is_empty:
         return False, False
     if not request.stream:
         raise invalid_request("`stream_options` is only allowed with `stream`.", "stream_options")
-    if options.continuous_usage_stats and not options.include_usage:
+    if options.continuous_usage_stats and options.include_usage is None:
         raise invalid_request("`continuous_usage_stats` needs `include_usage`.", "stream_options")
-    return bool(options.include_usage), bool(options.continuous_usage_stats)
+    include = bool(options.include_usage)
+    return include, include and bool(options.continuous_usage_stats)
+
+
+def _seed(asked: float | None, default: int | None) -> int:
+    """The seed of a request; -1 is none, as other servers have it."""
+    given = [int(seed) for seed in (asked, default) if seed not in (None, -1)]
+    return given[0] if given else secrets.randbits(63)
 
 
 def _first(numbers: Numbers, model: TextModel, name: str, otherwise: float) -> int | float:

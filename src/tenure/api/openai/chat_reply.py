@@ -89,7 +89,8 @@ def _choice(job: Job, index: int, record: Record) -> ChatChoice:
 def _chat_logprobs(job: Job, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> ChatLogprobs | None:
     if not job.report.logprobs or (not tokens and job.stream):
         return None
-    return chat_logprobs(job.model.tokenizer, tokens, logprobs or (), as_ids=job.report.tokens_as_ids)
+    asked = bool(job.sampling.logprob_token_ids)
+    return chat_logprobs(job.model.tokenizer, tokens, logprobs or (), as_ids=job.report.tokens_as_ids, itself=asked)
 
 
 def _prompt(job: Job) -> dict[str, object]:

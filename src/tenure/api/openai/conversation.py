@@ -16,7 +16,7 @@ def check_conversation(request: ChatRequest) -> None:
     """Raise a 400 for a conversation that is none, or that asks for what is not served; `render` checks its parts."""
     if not request.messages:
         raise invalid_request("`messages` must not be empty.", "messages")
-    if request.tools is not None:
+    if request.tools is not None and request.tool_choice != "none":
         if not request.tools:
             raise invalid_request("`tools` must not be empty.", "tools")
         raise unsupported("tools")

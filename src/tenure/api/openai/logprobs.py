@@ -15,18 +15,21 @@ from tenure.text.detokenizer import TokenBytes, display_token
 
 
 def chat_logprobs(
-    tokenizer: TokenBytes, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], *, as_ids: bool
+    tokenizer: TokenBytes, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], *, as_ids: bool, itself: bool
 ) -> ChatLogprobs:
-    """One entry per token, with all alternatives that were reported for it."""
+    """One entry per token, with all alternatives that were reported for it; with `itself` the token is one of them."""
     content = []
     for token, reported in zip(tokens, logprobs, strict=True):
         shown = display_token(tokenizer, token, as_ids)
+        pairs = list(_pairs(reported))
+        if itself and token not in reported.ids:
+            pairs.insert(0, (token, _finite(reported.logprob)))
         content.append(
             TokenLogprob(
                 token=shown.text,
                 logprob=_finite(reported.logprob),
                 bytes=shown.bytes,
-                top_logprobs=[_top(tokenizer, *pair, as_ids=as_ids) for pair in _pairs(reported)],
+                top_logprobs=[_top(tokenizer, *pair, as_ids=as_ids) for pair in pairs],
             )
         )
     return ChatLogprobs(content)

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from tenure.api.common.call import Call
-from tenure.api.common.fields import SamplingFields, guided_fields
+from tenure.api.common.fields import SamplingFields
 from tenure.api.common.generate import Format, run_job
 from tenure.api.common.job import Job
 from tenure.api.common.pooling_fields import PoolingFields
@@ -57,7 +57,7 @@ class GenerationHandler(Generic[RequestT]):
     async def __call__(self, call: Call) -> None:
         context = call.context
         request = decode_body(call.body, self.decoder)
-        for name in guided_fields(request):
+        for name in request.ignored():
             context.notices.ignored_field(name)
         chosen = select_model(call, request.model, "generate")
         job = await call.compute(

@@ -216,7 +216,7 @@ def _draft(
         n=check_choices(numbers, model, settings),
         prompt_logprobs=check_prompt_logprobs(request, numbers, settings, window.vocabulary_size),
         priority=check_priority(numbers, priority, settings),
-        stop=check_stop(request.stop),
+        stop=check_stop(request.stop, settings.max_stop_strings),
         usage=check_stream_options(request),
         cache_salt=check_cache_salt(request.cache_salt),
     )

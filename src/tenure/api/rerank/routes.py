@@ -36,7 +36,7 @@ from tenure.api.rerank.types import (
 from tenure.checkpoints.profile import ModelProfile, Scoring
 from tenure.config import ApiSettings
 from tenure.http.decoding import decode_body
-from tenure.http.errors import Dialect, internal_error, invalid_request
+from tenure.http.errors import Dialect, internal_error, invalid_request, unsupported
 from tenure.http.routes import Description, Route, work_route
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.prompts.ranges import RANGES, check_number
@@ -98,6 +98,8 @@ async def rerank(call: Call) -> None:
     if request.query is None:
         raise invalid_request("`query` is required.", "query")
     entries = listed(request.documents, "documents", call.context.settings.max_inputs)
+    if request.texts is not None:
+        raise unsupported("texts")
     top_n = _number(request, "top_n") or len(entries)
     documents = [entry_text(entry, name, request.rank_fields or ()) for name, entry in entries]
     pairs = Pairs(("query", "documents"), [entry_text(request.query, "query")], documents)

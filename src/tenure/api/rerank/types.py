@@ -1,6 +1,6 @@
 """The bodies of the score and rerank routes.
 
-Null and absence are the same thing. Unknown fields are ignored, and so is what is listed here with type `Any`.
+Null and absence are the same thing. Unknown fields are ignored, and so are `max_chunks_per_doc` and `relevant_spans`.
 """
 
 from typing import Any, Literal
@@ -53,6 +53,9 @@ class RerankRequest(PairFields, frozen=True, kw_only=True):
 
     max_chunks_per_doc: Any = None
     relevant_spans: Any = None
+
+    texts: Any = None
+    """The documents in another API's form; refused."""
 
 
 class ScoreEntry(msgspec.Struct, frozen=True, kw_only=True):
