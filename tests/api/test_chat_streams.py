@@ -4,7 +4,7 @@ import pytest
 
 from tenure.client import GenerationFailed, Refusal
 from tenure.outcomes import Outcome
-from tests.api.generation_rig import END, LENGTH, STOP, Rig, events, output, row
+from tests.api.generation_rig import END, LENGTH, STOP, ByteTokenizer, Rig, events, output, row
 
 PROMPT = "user:hi;>"
 
@@ -148,6 +148,33 @@ def test_held_text_that_is_no_stop_string_after_all_is_sent():
     rig = Rig(lambda submit: [[output(0, "xC")], [output(0, "D")], [output(0, "!", LENGTH)]])
     found = stream(rig, stop=["CDE"])
     assert "".join(event["choices"][0]["delta"]["content"] for event in found[:-1]) == "xCD!"
+
+
+class Longer(ByteTokenizer):
+    """With two tokens of several letters."""
+
+    def token_bytes(self, token):
+        return {258: b" s", 259: b"tuff "}.get(token) or super().token_bytes(token)
+
+
+@pytest.mark.parametrize("fields", [{"logprobs": True}, {"return_token_ids": True}])
+@pytest.mark.parametrize("interval", [1, 2])
+def test_text_that_may_be_a_stop_string_waits_for_its_whole_token(fields, interval):
+    """Each chunk's text, ids and logprobs are those of the same tokens."""
+    tokens, tokenizer = [97, 258, 259, *"日".encode(), 258, 33], Longer()
+
+    def script(submit):
+        last = len(tokens) - 1
+        return [[output(0, [t], LENGTH if i == last else None, logprobs=[row(t)])] for i, t in enumerate(tokens)]
+
+    found = stream(Rig(script, tokenizer=tokenizer), stop=["star"], stream_interval=interval, **fields)
+    chunks = [event["choices"][0] for event in found[1:-1]]
+    if "logprobs" in fields:
+        parts = [b"".join(bytes(one["bytes"]) for one in chunk["logprobs"]["content"]) for chunk in chunks]
+    else:
+        parts = [b"".join(map(tokenizer.token_bytes, chunk["token_ids"])) for chunk in chunks]
+    assert [part.decode() for part in parts] == [chunk["delta"]["content"] for chunk in chunks]
+    assert b"".join(parts) == b"".join(map(tokenizer.token_bytes, tokens))
 
 
 def test_the_stop_token_is_told_and_its_text_is_not():

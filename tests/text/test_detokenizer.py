@@ -269,6 +269,21 @@ def test_a_token_goes_out_with_its_last_character_and_offsets_say_where_it_begin
     assert offsets == [len(decodable(b"".join(pieces[:token]))) for token in range(len(offsets))]
 
 
+@settings(max_examples=300, deadline=None)
+@given(item=items(), per_push=st.integers(1, 3))
+@example(item=([b" a", b" st", b"ar"], (" star",)), per_push=1)
+@example(item=([b"x\xe6", b"\x97\xa5a", b"b"], ("ab!",)), per_push=1)
+def test_text_waits_for_whole_tokens_where_that_is_asked_for(item, per_push):
+    """And is the same in the end."""
+    pieces, stops = item
+    deltas, _ = run(pieces, per_push=per_push, stop=stops, whole_tokens=True)
+    plain, _ = run(pieces, per_push=per_push, stop=stops)
+    for delta in deltas[:-1]:
+        assert delta.text == b"".join(pieces[token] for token in delta.token_ids).decode("utf-8", errors="replace")
+    assert "".join(delta.text for delta in deltas) == "".join(delta.text for delta in plain)
+    assert [token for delta in deltas for token in delta.token_ids] == [t for delta in plain for t in delta.token_ids]
+
+
 @pytest.mark.parametrize("stop", [(), ("a" * 400 + "b", "zz")])
 def test_a_token_costs_the_same_however_long_the_text(stop):
     item = ItemText(Bytes(["aaaa"]), TextOptions(stop=stop))

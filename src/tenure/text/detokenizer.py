@@ -11,7 +11,8 @@ A token passes through three places, in order:
 Invariants:
 - the joined text of all deltas is the UTF-8 text of all bytes (invalid ones as U+FFFD), cut at the stop string;
 - no character that belongs to the matching stop string is ever in a delta (unless it is to be included);
-- each token that counts is in exactly one delta, in order; the last delta carries all that remain.
+- each token that counts is in exactly one delta, in order; the last delta carries all that remain;
+- with `whole_tokens` the text of every delta but the last is exactly that of its tokens.
 
 A stop string counts if at least `min_tokens` tokens, the one that completes it included, have been produced by
 then; text before that may contain it. The token that the engine stopped at (an end token or one of
@@ -48,6 +49,8 @@ class TextOptions:
     include_stop_str_in_output: bool = False
     min_tokens: int = 0
     skip_special_tokens: bool = True
+    whole_tokens: bool = False
+    """Whether text waits for the rest of its token."""
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -70,12 +73,16 @@ class ItemState(Enum):
     ENDED = "ended"
 
 
-class _Waiting(msgspec.Struct, frozen=True):
-    """A token that is not sent yet; it may go once `end` characters are out."""
-
-    token: int
+class _Token(msgspec.Struct, frozen=True):
+    id: int
     logprobs: TokenLogprobs | None
     start: int
+
+
+class _Waiting(msgspec.Struct):
+    """A token that is not sent yet, or several that go together; they may go once `end` characters are out."""
+
+    tokens: list[_Token]
     end: int
 
 
@@ -143,7 +150,10 @@ class ItemText:
         end = None if dropped else self._read(self._decoder.decode(self._tokenizer.token_bytes(token)))
         # Bytes that the decoder keeps are a valid beginning of a character, so they become exactly one.
         unfinished = not dropped and bool(self._decoder.getstate()[0])
-        self._waiting.append(_Waiting(token, logprobs, start, self._decoded + unfinished))
+        if not (self._options.whole_tokens and self._waiting and self._waiting[-1].end > start):
+            self._waiting.append(_Waiting([], start))
+        self._waiting[-1].tokens.append(_Token(token, logprobs, start))
+        self._waiting[-1].end = self._decoded + unfinished
         return end
 
     def _read(self, piece: str) -> int | None:
@@ -161,14 +171,17 @@ class ItemText:
 
     def _delta(self, end: int, with_logprobs: bool, finish_reason: FinishReason | None) -> Delta:
         """Send the characters up to `end`, and the tokens that are complete with them (at the end all)."""
-        text = self._release(end)
-        rows = []
-        while self._waiting and (self.ended or self._waiting[0].end <= self._sent):
-            rows.append(self._waiting.popleft())
+        rows: list[_Token] = []
+        complete = self._sent
+        while self._waiting and (self.ended or self._waiting[0].end <= end):
+            group = self._waiting.popleft()
+            rows += group.tokens
+            complete = group.end
+        text = self._release(complete if self._options.whole_tokens and not self.ended else end)
         logprobs = [row.logprobs for row in rows if row.logprobs is not None]
         return Delta(
             text=text,
-            token_ids=[row.token for row in rows],
+            token_ids=[row.id for row in rows],
             logprobs=logprobs if with_logprobs or logprobs else None,
             text_offsets=[row.start for row in rows],
             finish_reason=finish_reason,

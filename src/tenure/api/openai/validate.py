@@ -165,7 +165,7 @@ class _Draft:
             prompt_texts=prompt_texts,
             n=self.n,
             sampling=sampling,
-            text=self._text_options(sampling.min_tokens),
+            text=self._text_options(sampling.min_tokens, whole_tokens=logprobs is not None),
             report=self._report_options(logprobs, prompt_text=prompt_text),
             stream=bool(request.stream),
             stream_interval=int(self.numbers.get("stream_interval", 1)),
@@ -176,13 +176,14 @@ class _Draft:
             cache_salt=self.cache_salt,
         )
 
-    def _text_options(self, min_tokens: int) -> TextOptions:
+    def _text_options(self, min_tokens: int, *, whole_tokens: bool) -> TextOptions:
         request = self.request
         return TextOptions(
             stop=self.stop,
             include_stop_str_in_output=bool(request.include_stop_str_in_output),
             skip_special_tokens=request.skip_special_tokens is not False,
             min_tokens=min_tokens,
+            whole_tokens=whole_tokens or bool(request.return_token_ids),
         )
 
     def _report_options(self, logprobs: int | None, *, prompt_text: bool) -> ReportOptions:
