@@ -76,6 +76,20 @@ def test_a_prompt_counts_once_whatever_is_made_of_it() -> None:
     rig = Rig()
     rig.run(Add(request(1, length=7, n=4, max_tokens=2)), Add(request(2, length=5)))
     assert figures(rig).prompt_tokens == 12
+    assert figures(rig).sequence_prompt_tokens == 4 * 7 + 5
+
+
+def test_a_step_counts_what_it_samples_and_the_prompts_that_it_completes() -> None:
+    """As vLLM counts the tokens of an iteration; a step in the middle of a prompt has none of them."""
+    rig = Rig(max_tokens=4)
+    rig.run(Add(request(1, length=1, max_tokens=1)))
+    now = figures(rig).iteration_tokens
+    assert (sum(now.counts), now.sum) == (1, 2)
+    rig.run(Add(request(2, length=10, max_tokens=3)))
+    now = figures(rig)
+    assert (sum(now.iteration_tokens.counts), now.iteration_tokens.sum) == (4, 2 + 11 + 1 + 1)
+    assert sum(now.step_tokens.counts) == 6
+    assert now.iteration_tokens.sum == now.sequence_prompt_tokens + rig.scheduler.counts.sampled
 
 
 def test_steps_are_measured_with_what_was_in_them() -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tenure.client import EngineClient, Fleet, Served
+from tenure.client import EngineClient, Fleet, Refusal, Served
 from tenure.config import ApiSettings
 from tenure.observe.counters import CounterSchema, SharedCounters, WorkStage
 from tenure.observe.metric_table import TABLE, Kind, document
@@ -23,7 +23,12 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 SILENT = msgspec.structs.replace(LEDGER, index=1, answering=False)
 CARD = Rig().engine.card
 FIGURES = wire.EngineFigures(
-    queued_requests=1, prompt_tokens=70, queried_tokens=60, queue_seconds=wire.HistogramCounts((0.5,), (2, 1), 3.25)
+    queued_requests=1,
+    prompt_tokens=50,
+    queried_tokens=60,
+    queue_seconds=wire.HistogramCounts((0.5,), (2, 1), 3.25),
+    sequence_prompt_tokens=70,
+    sequence_cached_tokens=30,
 )
 
 
@@ -52,6 +57,8 @@ def readings():
         for stage in stages:
             worker.move("tiny", WorkStage.RECEIVED, WorkStage(stage))
     workers[0].leave(CHAT, "tiny", Outcome.CLIENT_CANCELLED)
+    workers[1].arrive(CHAT)
+    workers[1].leave(CHAT, "tiny", Outcome.QUEUE_FULL)
     for name in counters.schema.histograms:
         workers[0].observe(name, 0.25, "tiny")
         workers[1].observe(name, 0.5, "tiny")
@@ -104,7 +111,7 @@ def test_arrivals_are_outcomes_and_open_requests(readings):
         sum(labelled(exported[name]))
         for name in ("tenure_requests_arrived_total", "tenure_requests_total", "tenure_open_requests")
     )
-    assert arrived == ended + opened == 7
+    assert arrived == ended + opened == 8
     assert labelled(exported["tenure_requests_total"], model="tiny", route=CHAT, outcome="client_cancelled") == [1]
 
 
@@ -175,6 +182,27 @@ def test_the_names_that_others_look_for_are_there(readings, names):
     }
 
 
+NAMES = {
+    *("num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc"),
+    *("engine_sleep_state", "lora_requests_info", "cache_config_info"),
+    *("prompt_tokens_total", "generation_tokens_total", "request_success_total", "num_preemptions_total"),
+    *("prefix_cache_queries_total", "prefix_cache_hits_total", "prompt_tokens_cached_total"),
+    *("prompt_tokens_by_source_total", "admission_rejections_total"),
+    *("time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds"),
+    *("e2e_request_latency_seconds", "request_queue_time_seconds", "request_inference_time_seconds"),
+    *("request_prefill_time_seconds", "request_decode_time_seconds", "request_prompt_tokens"),
+    *("request_generation_tokens", "request_max_num_generation_tokens", "request_params_n"),
+    *("request_params_max_tokens", "iteration_tokens_total", "request_num_preemptions"),
+    "request_prefill_kv_computed_tokens",
+}
+"""All that the reference names, but for what does not exist here: `external_prefix_cache_*`, `mm_cache_*`,
+`spec_decode_*`."""
+
+
+def test_no_name_of_the_reference_is_missing(readings):
+    assert set(families(metrics_text(vllm_families(readings)))) == {f"vllm:{name}" for name in NAMES}
+
+
 def test_vllm_names_have_true_values(readings):
     exported = families(metrics_text(vllm_families(readings)))
 
@@ -186,6 +214,9 @@ def test_vllm_names_have_true_values(readings):
     assert (value("num_requests_running"), value("num_requests_waiting")) == (1, 0)
     assert value("prompt_tokens_total") == 70
     assert value("prefix_cache_queries_total") == 60
+    assert value("prompt_tokens_by_source_total", source="local_compute") == 40
+    assert value("prompt_tokens_by_source_total", source="local_cache_hit") == value("prompt_tokens_cached_total") == 30
+    assert value("admission_rejections_total", model_name="tiny") == 1
     assert value("request_success_total", finished_reason="stop") == 4
     assert value("request_success_total", finished_reason="abort") == 1
     assert value("request_success_total", finished_reason="error") == 0
@@ -211,3 +242,13 @@ def test_an_engine_that_is_not_there_is_not_waited_for():
             return await Fleet([Served(("tiny",), engines, ("generate",))]).ledgers(timeout=60)
 
     assert [ledger.answering for ledger in anyio.run(scrape)] == [False] * 20
+
+
+def test_a_request_that_is_refused_is_no_latency_of_vllms():
+    """vLLM measures what its engine has admitted: refusals, which are quick, must not make a full server look fast."""
+    rig = Rig()
+    assert rig.chat().status_code == 200
+    rig.engine.refusal = Refusal(Outcome.QUEUE_FULL, "full")
+    assert rig.chat().status_code == 429
+    assert len(rig.counts.seconds["request_seconds"]) == 2
+    assert len(rig.counts.seconds["admitted_request_seconds"]) == 1

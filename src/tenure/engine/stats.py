@@ -31,6 +31,8 @@ BUCKETS: Mapping[str, tuple[float, ...]] = {
     "step_seconds": _STEP,
     "step_rows": _ROWS,
     "step_tokens": _TOKENS,
+    "iteration_tokens": _TOKENS,
+    "request_preemptions": (1, 2, 3, 5, 10, 20),
 }
 """Upper bounds of the buckets: seconds from a reranker's on a GPU to a long answer's on a CPU; rows; tokens."""
 
@@ -54,14 +56,13 @@ class _Histogram:
 class _Times:
     """When an open request had its first row, its first token and its last one; None before that."""
 
-    __slots__ = ("first_token", "last_token", "prompt_tokens", "started", "told")
+    __slots__ = ("first_token", "last_token", "silent", "started")
 
-    def __init__(self, prompt_tokens: int) -> None:
-        self.prompt_tokens = prompt_tokens
+    def __init__(self, items: Iterable[Item]) -> None:
+        self.silent = {item.index: item for item in items}  # those that have had no output
         self.started: float | None = None
         self.first_token: float | None = None
         self.last_token = 0.0
-        self.told = False  # it has had an output
 
 
 class EngineStats:
@@ -71,11 +72,11 @@ class EngineStats:
         self._histograms = {name: _Histogram(bounds) for name, bounds in BUCKETS.items()}
         self._open: dict[int, _Times] = {}
         self._queued = 0
-        self._prompt_tokens = 0
+        self._prompt_tokens = self._sequence_prompt_tokens = self._sequence_cached_tokens = 0
 
     def admit(self, request: Request) -> None:
         """The loop has taken in a request."""
-        self._open[request.number] = _Times(sum(item.prompt_length for item in request.items if item.choice == 0))
+        self._open[request.number] = _Times(request.items)
         self._queued += 1
 
     def start(self, items: Iterable[Item], now: float) -> None:
@@ -93,21 +94,27 @@ class EngineStats:
         self._observe("step_rows", len(plan.rows))
         self._observe("step_tokens", sum(row.count for row in plan.rows))
 
-    def tell(self, outputs: Iterable[Output], now: float) -> None:
-        """Items have something to say."""
+    def tell(self, outputs: Sequence[Output], now: float) -> None:
+        """Items have something to say: all that a step has made."""
+        before, sampled = self._sequence_prompt_tokens, 0
         for output in outputs:
             times = self._open.get(output.request)
             if times is None:
                 continue
-            if not times.told:
-                times.told = True
-                self._prompt_tokens += times.prompt_tokens
+            item = times.silent.pop(output.index, None)
+            if item is not None:
+                self._sequence_prompt_tokens += item.prompt_length
+                self._sequence_cached_tokens += output.cached_tokens
+                self._prompt_tokens += item.prompt_length if item.choice == 0 else 0
             if output.token is None:
                 continue
+            sampled += 1
             times.last_token = now
             if times.first_token is None and times.started is not None:
                 times.first_token = now
                 self._observe("prefill_seconds", now - times.started)
+        if outputs:
+            self._observe("iteration_tokens", self._sequence_prompt_tokens - before + sampled)
 
     def end(self, request: Request, now: float) -> float | None:
         """A request is over; how long it was queued, in seconds, if it had a row at all."""
@@ -117,6 +124,7 @@ class EngineStats:
             return None
         if request.outcome is Outcome.OK:
             self._observe("inference_seconds", now - times.started)
+            self._observe("request_preemptions", sum(item.preemptions for item in request.items))
             if times.first_token is not None:
                 self._observe("decode_seconds", times.last_token - times.first_token)
         return max(0.0, times.started - request.arrived_at)
@@ -124,7 +132,13 @@ class EngineStats:
     def snapshot(self) -> EngineFigures:
         """What was measured here; how many tokens were looked up in the prefix cache is the scheduler's to say."""
         histograms: dict[str, Any] = {name: histogram.snapshot() for name, histogram in self._histograms.items()}
-        return EngineFigures(queued_requests=self._queued, prompt_tokens=self._prompt_tokens, **histograms)
+        return EngineFigures(
+            queued_requests=self._queued,
+            prompt_tokens=self._prompt_tokens,
+            sequence_prompt_tokens=self._sequence_prompt_tokens,
+            sequence_cached_tokens=self._sequence_cached_tokens,
+            **histograms,
+        )
 
     def __repr__(self) -> str:
         return f"<EngineStats: {len(self._open)} open, {self._queued} of them queued>"

@@ -60,6 +60,7 @@ DEFAULT_HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
     "time_to_first_token_seconds": FIRST_TOKEN_BUCKETS,
     "inter_token_seconds": INTER_TOKEN_BUCKETS,
     "request_seconds": FIRST_TOKEN_BUCKETS,
+    "admitted_request_seconds": FIRST_TOKEN_BUCKETS,
     "request_prompt_tokens": TOKEN_BUCKETS,
     "request_output_tokens": TOKEN_BUCKETS,
     "request_longest_output_tokens": TOKEN_BUCKETS,

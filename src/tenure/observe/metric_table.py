@@ -283,7 +283,9 @@ not answer within a second shows `tenure_engine_up` 0 and none of its other figu
   What only the API processes know stands under engine 0 there. In `vllm:request_success_total` the reasons abort and
   error count requests, the others sequences. vLLM's boards `grafana`, `performance_statistics`, `query_statistics` find
   all that they ask for, and so does the endpoint picker of Kubernetes' inference gateways. In its newer boards panels
-  stay empty for what is not counted here: figures of processes, of HTTP by status, of prompts by source, other caches.
+  stay empty for what is not counted here: figures of processes, of HTTP by status, other caches, drafts. Histograms of
+  requests have one sample for a request, however many sequences it has. In `vllm:prompt_tokens_total` and its like each
+  sequence counts its prompt, as with vLLM; in `vllm:admission_rejections_total` there is one reason, `queue_full`.
 
 | Name | Kind | Meaning | Unit | Labels | Moves |
 |---|---|---|---|---|---|"""

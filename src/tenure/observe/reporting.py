@@ -58,6 +58,8 @@ class RequestObserver:
         exchange.journal.close(summary.outcome)
         self._counter.leave(summary.route, summary.model, summary.outcome)
         self._counter.observe(REQUEST_SECONDS, summary.seconds, summary.model)
+        if summary.times.admitted is not None:
+            self._counter.observe("admitted_request_seconds", summary.seconds, summary.model)
         if summary.gone_at is not None:
             self._counter.observe(CANCEL_SECONDS, summary.ended_at - summary.gone_at, summary.model)
         self.ended.note(CancelledRequest(summary.head.request_id, summary.outcome, 0.0))

@@ -1,12 +1,12 @@
 """The same figures under vLLM's names, so that its dashboards and the inference gateways of Kubernetes find them.
 
-What vLLM counts and does not exist here (adapters in use, multimodal caches, speculative drafts) is left out, but for
-`lora_requests_info`, which gateways look for, and `engine_sleep_state`, without which a dashboard takes an engine for
-down: they truly say that there is no adapter, and that an engine that answers is awake.
+What vLLM counts and does not exist here (adapters, multimodal and external caches, speculative drafts) is left out,
+but for `lora_requests_info`, which gateways look for, and `engine_sleep_state`, without which a dashboard takes an
+engine for down: they truly say that there is no adapter, and that an engine that answers is awake.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -44,8 +44,10 @@ _ENGINE_FIGURES = (
     _EngineFigure("num_requests_running", _G, "Sequences that run.", lambda e: e.items.running + e.items.stalled),
     _EngineFigure("num_requests_waiting", _G, "Sequences that wait.", lambda e: _waiting(e) + e.items.fetching_kv),
     _EngineFigure("kv_cache_usage_perc", _G, "Share of KV blocks in use, 0 to 1.", _usage),
-    _EngineFigure("prompt_tokens_total", _C, "Tokens of prompts.", lambda e: e.figures.prompt_tokens),
-    _EngineFigure("prompt_tokens_cached_total", _C, "Of these found in the cache.", lambda e: e.tokens.cached),
+    _EngineFigure("prompt_tokens_total", _C, "Tokens of prompts.", lambda e: e.figures.sequence_prompt_tokens),
+    _EngineFigure(
+        "prompt_tokens_cached_total", _C, "Of these from the cache.", lambda e: e.figures.sequence_cached_tokens
+    ),
     _EngineFigure("generation_tokens_total", _C, "Tokens sampled.", lambda e: e.tokens.sampled),
     _EngineFigure("num_preemptions_total", _C, "Preemptions.", lambda e: e.preemptions),
     _EngineFigure("prefix_cache_queries_total", _C, "Tokens looked up.", lambda e: e.figures.queried_tokens),
@@ -54,12 +56,15 @@ _ENGINE_FIGURES = (
     _EngineFigure("request_prefill_time_seconds", _H, "Time in prefill.", lambda e: e.figures.prefill_seconds),
     _EngineFigure("request_decode_time_seconds", _H, "Time in decode.", lambda e: e.figures.decode_seconds),
     _EngineFigure("request_inference_time_seconds", _H, "Time in steps.", lambda e: e.figures.inference_seconds),
-    _EngineFigure("iteration_tokens_total", _H, "Tokens in a step.", lambda e: e.figures.step_tokens),
+    _EngineFigure("request_num_preemptions", _H, "Preemptions of a request.", lambda e: e.figures.request_preemptions),
+    _EngineFigure(
+        "iteration_tokens_total", _H, "Tokens of a step, prompts whole.", lambda e: e.figures.iteration_tokens
+    ),
 )
 _API_FIGURES = {
     "time_to_first_token_seconds": ("time_to_first_token_seconds", "Time to the first token."),
     "inter_token_latency_seconds": ("inter_token_seconds", "Time between outputs of a sequence."),
-    "e2e_request_latency_seconds": ("request_seconds", "Time from arrival to end."),
+    "e2e_request_latency_seconds": ("admitted_request_seconds", "Time from arrival to end."),
     "request_prompt_tokens": ("request_prompt_tokens", "Prompt tokens of a request."),
     "request_generation_tokens": ("request_output_tokens", "Output tokens of a request."),
     "request_max_num_generation_tokens": ("request_longest_output_tokens", "Output tokens of its longest sequence."),
@@ -82,6 +87,8 @@ def vllm_families(readings: Readings) -> Iterator[Metric]:
         measured: list[Sample] = [((model, "0"), counts) for model, counts in models.items() if model]
         yield family(_H, f"vllm:{name}", text, _LABELS, measured)
     yield _waiting_by_reason(engines)
+    yield _prompts_by_source(engines)
+    yield _admission_rejections(readings)
     yield _sleep_state(engines)
     yield _request_success(readings)
     yield _cache_config(readings)
@@ -94,6 +101,24 @@ def _waiting_by_reason(engines: list[EngineLedger]) -> Metric:
         samples.append(((*engine_labels(engine), "capacity"), _waiting(engine)))
         samples.append(((*engine_labels(engine), "deferred"), engine.items.fetching_kv))
     return family(_G, "vllm:num_requests_waiting_by_reason", "Why sequences wait.", (*_LABELS, "reason"), samples)
+
+
+def _prompts_by_source(engines: list[EngineLedger]) -> Metric:
+    samples: list[Sample] = []
+    for engine in engines:
+        cached = engine.figures.sequence_cached_tokens
+        computed = engine.figures.sequence_prompt_tokens - cached
+        for source, tokens in (("local_compute", computed), ("local_cache_hit", cached), ("external_kv_transfer", 0)):
+            samples.append(((*engine_labels(engine), source), tokens))
+    return family(_C, "vllm:prompt_tokens_by_source_total", "Where prompts come from.", (*_LABELS, "source"), samples)
+
+
+def _admission_rejections(readings: Readings) -> Metric:
+    refusals = (Outcome.QUEUE_FULL,)
+    samples: list[Sample] = [((model, "queue_full"), _ended(readings, model, refusals)) for model in _models(readings)]
+    return family(
+        _C, "vllm:admission_rejections_total", "Requests refused with 429.", ("model_name", "reason"), samples
+    )
 
 
 def _sleep_state(engines: list[EngineLedger]) -> Metric:
@@ -110,12 +135,20 @@ def _request_success(readings: Readings) -> Metric:
         for engine in readings.answering
         for reason, count in engine.finish_reasons.items()
     ]
-    for model in dict.fromkeys(engine.model for engine in readings.engines):
+    for model in _models(readings):
         for reason, outcomes in _ENDED_BY.items():
-            rows = [row.count for row in readings.http.by_model if row.model == model and row.outcome in outcomes]
-            samples.append(((model, "0", reason), sum(rows)))
+            samples.append(((model, "0", reason), _ended(readings, model, outcomes)))
     text = "Sequences by finish reason; for abort and error requests."
     return family(_C, "vllm:request_success_total", text, (*_LABELS, "finished_reason"), samples)
+
+
+def _models(readings: Readings) -> Iterable[str]:
+    return dict.fromkeys(engine.model for engine in readings.engines)
+
+
+def _ended(readings: Readings, model: str, outcomes: Sequence[Outcome]) -> int:
+    """How many requests of a model have ended in one of these ways."""
+    return sum(row.count for row in readings.http.by_model if row.model == model and row.outcome in outcomes)
 
 
 def _cache_config(readings: Readings) -> Metric:

@@ -277,7 +277,7 @@ class EngineFigures(msgspec.Struct, frozen=True, gc=False):
     queued_requests: int = 0
     """Admitted requests that have had no row in a step; now."""
     prompt_tokens: int = 0
-    """Of requests whose first output has come; each prompt once, however many choices it has."""
+    """Of sequences whose first output has come; each prompt once, however many choices it has."""
     queried_tokens: int = 0
     """Tokens that were looked up in the prefix cache; the scheduler counts them, the loop leaves this 0."""
     queue_seconds: HistogramCounts = HistogramCounts()
@@ -287,6 +287,14 @@ class EngineFigures(msgspec.Struct, frozen=True, gc=False):
     step_seconds: HistogramCounts = HistogramCounts()
     step_rows: HistogramCounts = HistogramCounts()
     step_tokens: HistogramCounts = HistogramCounts()
+    sequence_prompt_tokens: int = 0
+    """The same with the prompt of every sequence."""
+    sequence_cached_tokens: int = 0
+    """Of these found in the prefix cache."""
+    iteration_tokens: HistogramCounts = HistogramCounts()
+    """Of each step with outputs: tokens sampled, and those of prompts whose first output it is."""
+    request_preemptions: HistogramCounts = HistogramCounts()
+    """Of the sequences of a request that ended as ok."""
 
 
 class EngineLedger(msgspec.Struct, frozen=True, kw_only=True):
