@@ -248,7 +248,7 @@ def test_a_request_that_is_refused_is_no_latency_of_vllms():
     """vLLM measures what its engine has admitted: refusals, which are quick, must not make a full server look fast."""
     rig = Rig()
     assert rig.chat().status_code == 200
-    rig.engine.refusal = Refusal(Outcome.QUEUE_FULL, "full")
+    rig.engine.refusal = Refusal(Outcome.QUEUE_FULL, "queue_full", "full")
     assert rig.chat().status_code == 429
     assert len(rig.counts.seconds["request_seconds"]) == 2
     assert len(rig.counts.seconds["admitted_request_seconds"]) == 1
