@@ -193,7 +193,7 @@ class FakeEngine:
         """It knows no request by name."""
         return []
 
-    async def ledger(self, timeout: float = 1.0) -> None:
+    async def ledger(self, timeout: float = 1.0, *, holders: bool = False) -> None:
         return None
 
 

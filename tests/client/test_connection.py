@@ -221,6 +221,32 @@ def test_ledgers_are_told_apart() -> None:
     run(scenario)
 
 
+def test_a_ledger_whose_holders_take_too_long_comes_without_them() -> None:
+    """The loop says who holds what between two steps; all else can be told while a step runs."""
+    found: list[wire.EngineLedger | None] = []
+
+    async def scenario() -> None:
+        async with bench() as rig:
+            engine = await rig.accept_ready()
+
+            async def ask() -> None:
+                found.append(await rig.client.ledger(timeout=0.2, holders=True))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask)
+                assert (await engine.hear(wire.AskLedger)).holders
+                question = await engine.hear(wire.AskLedger)
+                assert not question.holders
+                await engine.say(wire.LedgerReply(sequence=question.sequence, ledger=LEDGER))
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask)
+                question = await engine.hear(wire.AskLedger)
+                await engine.say(wire.LedgerReply(sequence=question.sequence, ledger=LEDGER))
+            assert found == [LEDGER, LEDGER]
+
+    run(scenario)
+
+
 def test_a_ledger_of_an_engine_that_dies() -> None:
     async def scenario() -> None:
         async with bench() as rig:

@@ -1,15 +1,14 @@
-"""The cost of a step grows with what runs, not with what waits. Calls are counted, not seconds."""
-
-import gc
-import sys
-from collections.abc import Callable
-from types import FrameType
+"""The cost of a step grows with what runs, not with what waits or is over. Calls are counted, not seconds."""
 
 import pytest
 
+from tenure.core.lifecycle import State
 from tenure.core.limits import Limits
 from tenure.core.scheduler import Scheduler
+from tenure.engine.ledger_report import holder_rows
 from tenure.outcomes import Outcome
+from tenure.pooling import PoolingTask
+from tests.calls import calls_of
 from tests.core.model_runner import ScriptedRunner
 from tests.core.scripts import UNBOUNDED, text
 from tests.core.simulation import Ask
@@ -18,33 +17,14 @@ LIMITS = Limits(max_model_len=64, num_blocks=64, block_size=4, num_slots=4)
 ASK = Ask((text(6),), max_tokens=30, ignore_eos=True)
 
 
-def calls_of(act: Callable[[], object]) -> int:
-    """How many functions, of Python and of C, are called while `act` runs."""
-    calls = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    gc.disable()  # whoever watches the collector would be counted as well
-    sys.setprofile(count)
-    try:
-        act()
-    finally:
-        sys.setprofile(before)
-        gc.enable()
-    return calls
-
-
 class Engine:
-    """A scheduler with four items that run and `waiting` that do not."""
+    """A scheduler with four items that run and `waiting` that do not, unless it is asked for something else."""
 
-    def __init__(self, waiting: int) -> None:
+    def __init__(self, waiting: int, *asks: Ask) -> None:
         self.scheduler = Scheduler(LIMITS)
         self.runner = ScriptedRunner(LIMITS)
-        for number in range(LIMITS.num_slots + waiting):
-            self.scheduler.add(ASK.request(number))
+        for number, ask in enumerate(asks or [ASK] * (LIMITS.num_slots + waiting)):
+            self.scheduler.add(ask.request(number))
         self.step()
 
     def step(self) -> int:
@@ -96,3 +76,21 @@ def test_leaving_a_long_queue_is_cheap_on_average() -> None:
     cost_few = calls_of(lambda: leave(few, 900)) / 900
     cost_many = calls_of(lambda: leave(many, 9_000)) / 9_000
     assert cost_many == pytest.approx(cost_few, rel=0.2)
+
+
+def test_a_step_costs_the_same_when_nearly_all_of_a_request_is_over() -> None:
+    """8,000 texts, of which four are read at a time; the ledger's rows and a snapshot cost the same as well."""
+    texts = tuple((1 + number % 20, 1 + number // 20 % 20, 1 + number // 400) for number in range(8_000))
+    engine = Engine(0, Ask(texts, pooling=PoolingTask.CLASSIFY))
+
+    def costs() -> tuple[list[int], int, int]:
+        return (
+            steps(engine),
+            calls_of(lambda: holder_rows(engine.scheduler, 0.0)),
+            calls_of(engine.scheduler.snapshot),
+        )
+
+    early = costs()
+    steps(engine, 1_900)
+    assert engine.scheduler.snapshot().items[State.WAITING] < 400
+    assert costs() == early

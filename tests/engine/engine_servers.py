@@ -102,16 +102,20 @@ class Board:
         """Those that the loop was told to add, by their public ids, or labels if they have one."""
         self.workers: list[Worker] = []
         self._group = group
-        self._sequence = 0
 
     def open(self, limits: GateLimits = ROOMY) -> None:
         self.engine_server.start_serving(CARD, limits, self.orders)
         self.publish()
 
     def publish(self) -> None:
-        self._sequence += 1
+        self.engine_server.publish(self._snapshot([]))
+
+    def show(self, holders: list[wire.HolderRow]) -> None:
+        self.engine_server.show(self._snapshot(holders))
+
+    def _snapshot(self, holders: list[wire.HolderRow]) -> EngineSnapshot:
         scheduler = Scheduler(Limits(max_model_len=64, num_blocks=16, block_size=4, num_slots=4))
-        self.engine_server.publish(EngineSnapshot(self._sequence, scheduler.snapshot(), [], True))
+        return EngineSnapshot(scheduler.snapshot(), True, holders=holders)
 
     async def connect(self, version: int | None = wire.PROTOCOL_VERSION, buffer_bytes: int = 0) -> Worker:
         """A worker that has introduced itself, unless `version` is None."""

@@ -14,7 +14,7 @@ import pytest
 from tenure.core.admission import GateLimits
 from tenure.core.ledger import LedgerError
 from tenure.core.request import Request
-from tenure.engine.orders import Add, Cancel, Finish
+from tenure.engine.orders import Add, Cancel, Finish, ShowHolders
 from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import TokenLogprobs
 from tenure.wire import framing
@@ -367,6 +367,35 @@ def test_a_question_before_the_first_snapshot_takes_no_readiness_back() -> None:
             await worker.hear(wire.Admitted)
             rig.publish()
             assert await held(worker) == (1, 1, 3)
+
+    run(scenario)
+
+
+def test_who_asks_for_holders_is_answered_when_the_loop_shows_them() -> None:
+    """The loop is asked once for all who wait; a plain question is answered at once."""
+    rows = [wire.HolderRow("item 1", "cmpl-1", "", "running", 1, 0.5)]
+
+    async def scenario() -> None:
+        async with board() as rig:
+            early = await rig.connect()
+            await early.hear(wire.Unready)
+            await early.say(wire.AskLedger(sequence=1, holders=True), submit(1))
+            await early.hear(wire.Refused)  # and no ledger: there is none yet
+            rig.open()
+            await early.hear(wire.Ready)
+            workers = [await rig.connect_ready() for _ in range(3)]
+            for worker in workers:
+                await worker.say(wire.AskLedger(sequence=7, holders=True), wire.AskLedger(sequence=8))
+                assert (await worker.hear(wire.LedgerReply)).sequence == 8
+            assert rig.take_orders() == [ShowHolders()]
+            await workers[2].hang_up()
+            rig.show(rows)
+            for worker in workers[:2]:
+                reply = await worker.hear(wire.LedgerReply)
+                assert (reply.sequence, reply.ledger.holders) == (7, rows)
+            await workers[0].say(wire.AskLedger(sequence=9, holders=True))
+            assert await rig.wait_order() == ShowHolders()
+            assert (await early.ledger()).holders == []
 
     run(scenario)
 

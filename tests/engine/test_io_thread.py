@@ -23,7 +23,7 @@ from tenure.engine.engine_server import EngineServer
 from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.io_thread import IOThread
 from tenure.engine.loop import EngineLoop
-from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Order, Progress, Stop
+from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Order, Progress, ShowHolders, Stop
 from tenure.engine.pace import Pace
 from tenure.outcomes import Outcome
 from tenure.process.reports import Alive
@@ -89,7 +89,7 @@ class Rig:
     def open(self) -> None:
         self.thread.start_serving(CARD, ROOMY, self.orders, lambda: self.progress)
         scheduler = Scheduler(Limits(max_model_len=64, num_blocks=16, block_size=4, num_slots=4))
-        self.thread.publish(EngineSnapshot(1, scheduler.snapshot(), [], True))
+        self.thread.publish(EngineSnapshot(scheduler.snapshot(), True))
 
     def connect(self) -> Peer:
         peer = Peer(self.path)
@@ -146,6 +146,27 @@ def test_what_the_loop_tells_arrives_whole_and_in_order(tmp_path: Path) -> None:
         heard = [peer.hear() for _ in range(5001)]
         assert [message.outputs[0].tokens for message in heard[:-1]] == [[step] for step in range(5000)]
         assert isinstance(heard[-1], wire.Ended)
+
+
+def test_holders_are_shown_after_all_that_was_told_before(tmp_path: Path) -> None:
+    """Who has seen a request end does not find it among them."""
+    scheduler = Scheduler(Limits(max_model_len=64, num_blocks=16, block_size=4, num_slots=4))
+    with running(tmp_path) as rig:
+        rig.open()
+        peer = rig.connect()
+        peer.say(submit(1), wire.AskLedger(sequence=5, holders=True))
+        assert isinstance(peer.hear(), wire.Ready)
+        assert isinstance(peer.hear(), wire.Admitted)
+        add = rig.orders.get(timeout=30)
+        assert isinstance(add, Add)
+        assert rig.orders.get(timeout=30) == ShowHolders()
+        for step in range(100):
+            rig.thread.tell(step, [output(add.request, 0, step)], [])
+        rig.thread.tell(100, [], [Ending(add.request.number, Outcome.OK, "", None)])
+        rig.thread.show(EngineSnapshot(scheduler.snapshot(), True))
+        heard = [peer.hear() for _ in range(102)]
+        assert isinstance(heard[100], wire.Ended)
+        assert heard[101].sequence == 5
 
 
 class HeldExecutor(ScriptedRunner):

@@ -26,7 +26,7 @@ def snapshot(conserved: bool = True) -> EngineSnapshot:
         finish_reasons={FinishReason.LENGTH: 9},
         requests=5,
     )
-    return EngineSnapshot(11, scheduler, HOLDERS, conserved, wire.EngineFigures(queued_requests=12))
+    return EngineSnapshot(scheduler, conserved, wire.EngineFigures(queued_requests=12), HOLDERS)
 
 
 def test_every_figure_has_its_place() -> None:

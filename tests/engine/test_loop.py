@@ -5,11 +5,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+import msgspec
 import pytest
 
 from tenure.core.budget import StepBudget
 from tenure.core.ledger import LedgerError
+from tenure.core.lifecycle import State
 from tenure.core.limits import Limits
 from tenure.core.plan import RowResult, StepPlan, StepResult
 from tenure.core.report import Output
@@ -17,10 +20,23 @@ from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
 from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.loop import EngineLoop
-from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Finish, Order, Progress, Resume, Stall, Stop
+from tenure.engine.orders import (
+    Add,
+    Cancel,
+    Ending,
+    EngineSnapshot,
+    Finish,
+    Order,
+    Progress,
+    Resume,
+    ShowHolders,
+    Stall,
+    Stop,
+)
 from tenure.engine.pace import Pace
 from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import SamplingParams
+from tests.calls import calls_of
 from tests.core.model_runner import ScriptedRunner
 
 LIMITS = Limits(max_model_len=64, num_blocks=32, block_size=4, num_slots=4)
@@ -57,11 +73,15 @@ class Port:
     """Records what the loop says; `on_told` may answer it with orders."""
 
     snapshots: list[EngineSnapshot] = field(default_factory=list)
+    shown: list[EngineSnapshot] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
     on_told: Callable[[Told], None] = lambda told: None
 
     def publish(self, snapshot: EngineSnapshot) -> None:
         self.snapshots.append(snapshot)
+
+    def show(self, snapshot: EngineSnapshot) -> None:
+        self.shown.append(snapshot)
 
     def tell(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
         told = Told(step, outputs, ended, self.snapshots[-1])
@@ -81,8 +101,8 @@ class Port:
 class ModelRunner(ScriptedRunner):
     """Fails as a whole in the steps of `fails`: at launch, or while landing, where it is none the wiser."""
 
-    def __init__(self, clock: Clock, fails: dict[int, str] | None = None) -> None:
-        super().__init__(LIMITS)
+    def __init__(self, clock: Clock, fails: dict[int, str] | None = None, limits: Limits = LIMITS) -> None:
+        super().__init__(limits)
         self.plans: list[StepPlan] = []
         self._clock = clock
         self._fails = fails or {}
@@ -109,6 +129,7 @@ class CountingScheduler(Scheduler):
         self.plans = 0
         self.audits = 0
         self.broken = False
+        self.on_audit: Callable[[], None] = lambda: None
 
     def plan(self, budget: StepBudget) -> StepPlan | None:
         self.plans += 1
@@ -116,6 +137,7 @@ class CountingScheduler(Scheduler):
 
     def audit(self) -> None:
         self.audits += 1
+        self.on_audit()
         super().audit()
         if self.broken:
             raise LedgerError("a block is missing")
@@ -130,10 +152,11 @@ class Rig:
         max_tokens: int = 64,
         clock: "Clock | None" = None,
         orders: "queue.Queue[Order] | None" = None,
+        limits: Limits = LIMITS,
     ) -> None:
         self.clock = clock or Clock()
-        self.scheduler = CountingScheduler(LIMITS)
-        self.runner = ModelRunner(self.clock, fails)
+        self.scheduler = CountingScheduler(limits)
+        self.runner = ModelRunner(self.clock, fails, limits)
         self.orders: queue.Queue[Order] = orders or queue.Queue()
         self.port = Port()
         self.loop = EngineLoop(
@@ -180,7 +203,6 @@ def test_snapshots_come_before_words_about_endings() -> None:
     rig = Rig()
     rig.run(Add(request(1)), Add(request(2, max_tokens=2)), Add(request(3)), Cancel(3, Outcome.CLIENT_CANCELLED))
     assert rig.port.snapshots[0].scheduler.requests == 0
-    assert [snapshot.sequence for snapshot in rig.port.snapshots] == list(range(1, len(rig.port.snapshots) + 1))
     open_requests = 3
     for told in rig.port.told:
         open_requests -= len(told.ended)
@@ -361,7 +383,7 @@ def test_an_idle_loop_rests() -> None:
 
     class Orders(queue.Queue[Order]):
         def get(self, block: bool = True, timeout: float | None = None) -> Order:
-            if block and self.empty():
+            if block and timeout is None and self.empty():
                 woken.put(rig.scheduler.plans)
             return super().get(block, timeout)
 
@@ -405,60 +427,82 @@ def test_progress_names_the_step_that_runs() -> None:
     assert rig.loop.progress == Progress(2, runs=False)
 
 
+class Resting(queue.Queue[Order]):
+    """Time passes when it is waited for; a loop that would wait for ever is stopped."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Order:
+        if block and timeout is None and self.empty():
+            return Stop()
+        if block and timeout is not None:
+            self._clock.now += timeout
+        return super().get(block=False)
+
+
+def resting() -> Rig:
+    clock = Clock()
+    return Rig(clock=clock, orders=Resting(clock))
+
+
+def rest(rig: Rig, *orders: Order) -> None:
+    """Run until there is nothing to do any more."""
+    for order in orders:
+        rig.orders.put(order)
+    rig.loop.run()
+
+
 def test_a_ledger_that_does_not_add_up_is_told() -> None:
     """And stays told, until someone starts the engine anew."""
-    rig = Rig()
-    rig.run(Add(request(1)))
+    rig = resting()
+    rest(rig, Add(request(1)))
     assert rig.port.snapshots[-1].conserved
     rig.scheduler.broken = True
-    rig.clock.now += 10
-    rig.run(Add(request(2)))
-    assert [told.snapshot.conserved for told in rig.port.told if told.ended] == [True, False]
+    rest(rig, Add(request(2)))
+    assert not rig.port.snapshots[-1].conserved
     rig.scheduler.broken = False
-    rig.clock.now += 10
-    rig.run(Add(request(3)))
-    assert rig.port.ended[-1] == (3, Outcome.OK)
+    rest(rig, Add(request(3)))
+    assert [ending for ending, _ in rig.port.ended] == [1, 2, 3]
     assert not rig.port.snapshots[-1].conserved
 
 
 def test_the_audit_is_made_when_idle_and_once_a_second_at_most() -> None:
-    rig = Rig()
-    rig.run(Add(request(1, max_tokens=20)))
-    assert rig.scheduler.audits == 1
-    for number in range(2, 12):
+    """Each change is followed by one, if need be when the second is over."""
+    rig = resting()
+    times: list[float] = []
+    rig.scheduler.on_audit = lambda: times.append(rig.clock.now)
+    for number in range(1, 12):
         rig.clock.now += 0.3
-        rig.run(Add(request(number, max_tokens=1)))
-    assert 3 <= rig.scheduler.audits <= 5
+        rest(rig, Add(request(number, max_tokens=20)))
+        assert len(times) == number
+    assert all(later - earlier >= 0.999 for earlier, later in pairwise(times))
 
 
-def test_an_audit_that_would_come_too_soon_is_made_up_for() -> None:
-    rig = Rig()
-    audited = threading.Event()
-    audit = rig.scheduler.audit
+def test_answers_and_orders_come_before_the_audit() -> None:
+    rig = resting()
+    audits: list[int] = []
 
-    def noted() -> None:
-        audit()
-        if rig.scheduler.audits == 2:
-            audited.set()
+    def go_on(told: Told) -> None:
+        if told.ended:
+            audits.append(rig.scheduler.audits)
+            if len(audits) < 3:
+                rig.orders.put(Add(request(1 + len(audits))))
 
-    rig.scheduler.audit = noted  # type: ignore[method-assign]
-    rig.run(Add(request(1, max_tokens=1)))
+    rig.port.on_told = go_on
+    rest(rig, Add(request(1)))
+    assert audits == [0, 0, 0]
     assert rig.scheduler.audits == 1
-    rig.clock.now += 0.9
-    thread = threading.Thread(target=rig.loop.run, daemon=True)
-    rig.orders.put(Add(request(2, max_tokens=1)))
-    thread.start()
-    assert audited.wait(30)
-    rig.orders.put(Stop())
-    thread.join(timeout=30)
 
 
 def test_holders_are_shown_with_what_they_hold() -> None:
-    """Those that have not ended, oldest request first, and no more than a page of them."""
-    rig = Rig()
-    rig.run(Add(request(1, length=5, max_tokens=3, label="mine")), *(Add(request(n, n=30)) for n in range(2, 5)))
-    running, landed = [snapshot for snapshot in rig.port.snapshots if snapshot.scheduler.counts.steps == 1][:2]
-    assert [row.state for row in running.holders[:2]] == ["running", "running"], "shown while the step is computed"
+    """When asked for, between steps: those that have not ended, oldest request first, no more than a page of them."""
+    rig = resting()
+    rig.port.on_told = lambda _: rig.orders.put(ShowHolders())
+    rest(rig, Add(request(1, length=5, max_tokens=3, label="mine")), *(Add(request(n, n=30)) for n in range(2, 5)))
+    landed, last = rig.port.shown[0], rig.port.shown[-1]
+    assert landed.scheduler.counts.steps == 1
     row = landed.holders[0]
     assert (row.holder, row.request, row.label, row.state) == ("item 1", "cmpl-1", "mine", "running")
     assert (row.blocks, row.age_s) == (2, 0.01)
@@ -466,4 +510,43 @@ def test_holders_are_shown_with_what_they_hold() -> None:
     waiting = [row for row in landed.holders if row.state == "waiting"]
     assert waiting
     assert all(row.blocks == 0 for row in waiting)
-    assert rig.port.snapshots[-1].holders == []
+    assert last.holders == []
+    published, audits = len(rig.port.snapshots), rig.scheduler.audits
+    rest(rig, ShowHolders())
+    assert not any(snapshot.holders for snapshot in rig.port.snapshots)
+    assert (len(rig.port.snapshots), rig.scheduler.audits) == (published + 1, audits), "nothing has changed"
+
+
+def test_what_has_started_is_shown_while_its_step_is_computed() -> None:
+    rig = resting()
+    seen: list[EngineSnapshot] = []
+    launch = rig.runner.launch
+
+    def watched(plan: StepPlan) -> None:
+        seen.append(rig.port.snapshots[-1])
+        launch(plan)
+
+    rig.runner.launch = watched  # type: ignore[method-assign]
+    rest(rig, Add(request(1, max_tokens=1)))
+    assert [snapshot.scheduler.items for snapshot in seen] == [{State.RUNNING: 1}]
+
+
+def test_a_snapshot_costs_the_same_however_many_run() -> None:
+    """Counted in calls: what is published is counted when it happens, and not when it is published."""
+
+    def cost(slots: int) -> int:
+        rig = Rig(limits=msgspec.structs.replace(LIMITS, num_slots=slots, num_blocks=1024), max_tokens=10_000)
+        costs: list[int] = []
+
+        def look(told: Told) -> None:
+            if told.step == 2:
+                costs.append(calls_of(rig.loop._publish))
+                rig.orders.put(Stop())
+
+        rig.port.on_told = look
+        rig.orders.put(Add(request(1, n=slots, max_tokens=50)))
+        rig.loop.run()
+        assert rig.port.snapshots[-1].scheduler.items == {State.RUNNING: slots}
+        return costs[0]
+
+    assert cost(4) == cost(64) < 60

@@ -141,13 +141,19 @@ class EngineClient:
         else:
             await self._cancel(handle, Outcome.ABORTED)
 
-    async def ledger(self, timeout: float = 1.0) -> wire.EngineLedger | None:
-        """The engine's ledger; None when it does not answer in time, or is not connected."""
-        if not self._speaks:
-            return None
-        number = next(self._numbers)
-        reply = await self._ask(number, wire.AskLedger(sequence=number), timeout)
-        return reply.ledger if isinstance(reply, wire.LedgerReply) else None
+    async def ledger(self, timeout: float = 1.0, *, holders: bool = False) -> wire.EngineLedger | None:
+        """The engine's ledger; None when it does not answer in time, or is not connected.
+
+        `holders` are left out when a step runs for longer than half of that time.
+        """
+        for wanted in (True, False) if holders else (False,):
+            if self._speaks:
+                number = next(self._numbers)
+                question = wire.AskLedger(sequence=number, holders=wanted)
+                reply = await self._ask(number, question, timeout / 2 if holders else timeout)
+                if isinstance(reply, wire.LedgerReply):
+                    return reply.ledger
+        return None
 
     async def cancel_by_name(
         self, ids: Sequence[str], labels: Sequence[str] = (), owner: str = "", timeout: float = _CANCEL_TIMEOUT

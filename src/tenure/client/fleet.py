@@ -185,12 +185,12 @@ class Fleet:
             raise unavailable()
         return list(found.values())
 
-    async def ledgers(self, timeout: float = 1.0) -> list[EngineLedger]:
+    async def ledgers(self, timeout: float = 1.0, *, holders: bool = False) -> list[EngineLedger]:
         """The ledger of every engine, asked at the same time; one that does not answer is marked so."""
         found: dict[tuple[int, int], EngineLedger] = {}
 
         async def ask(position: tuple[int, int], name: str, engine: EngineClient) -> None:
-            found[position] = await engine.ledger(timeout) or _silent(name, position[1])
+            found[position] = await engine.ledger(timeout, holders=holders) or _silent(name, position[1])
 
         async with anyio.create_task_group() as group:
             for number, served in enumerate(self.models):

@@ -10,8 +10,8 @@ free anything. Letting go twice, or as a stranger, raises and changes nothing.
 Each block is counted once: quarantined (a lease that only transfers hold), else leased, else cached, else free.
 Conservation: free + cached + leased + quarantined = total for blocks, free + leased = total for slots.
 
-The leases are the truth; the per-block count `_uses` and the number of blocks in use `_in_use` are derived from them
-and compared with them by `audit`.
+The leases are the truth; the per-block count `_uses`, the number of blocks in use `_in_use` and the leases that are
+quarantined are derived from them and compared with them by `audit`.
 The engine loop is the only thread that touches this object.
 """
 
@@ -97,6 +97,7 @@ class Ledger:
         self._uses = [0] * num_blocks
         self._in_use = 0
         self._leases: dict[int, Lease] = {}
+        self._quarantined: dict[int, Lease] = {}
         self._opened = 0
 
     def __repr__(self) -> str:
@@ -120,6 +121,7 @@ class Ledger:
         self._opened += 1
         lease = Lease(self._opened, slot, self._generations[slot], {holder})
         self._leases[lease.number] = lease
+        self._note_holders(lease)
         return lease
 
     def share(self, lease: Lease, blocks: Sequence[int]) -> None:
@@ -153,6 +155,7 @@ class Ledger:
         if holder in lease.holders:
             raise LedgerError(f"{holder} holds {lease} already")
         lease.holders.add(holder)
+        self._note_holders(lease)
 
     def release(self, lease: Lease, holder: Holder) -> bool:
         """Take `holder` off the lease; True when it was the last one and everything is free again."""
@@ -160,6 +163,7 @@ class Ledger:
         if holder not in lease.holders:
             raise LedgerError(f"{holder} does not hold {lease}")
         lease.holders.remove(holder)
+        self._note_holders(lease)
         if lease.holders:
             return False
         del self._leases[lease.number]
@@ -179,7 +183,7 @@ class Ledger:
         return list(self._leases.values())
 
     def snapshot(self) -> LedgerSnapshot:
-        quarantined = self._quarantined()
+        quarantined = self._quarantined_blocks()
         return LedgerSnapshot(
             total=self.num_blocks,
             free=len(self._free_blocks),
@@ -207,6 +211,8 @@ class Ledger:
         slots = [lease.slot for lease in self._leases.values()]
         if sorted(slots + self._free_slots) != list(range(self.num_slots)):
             raise LedgerError("slots do not add up")
+        if self._quarantined != {number: lease for number, lease in self._leases.items() if lease.quarantined}:
+            raise LedgerError("the quarantined leases are not those that only transfers hold")
         if any(not lease.holders for lease in self._leases.values()):
             raise LedgerError("a lease without holders is open")
 
@@ -228,8 +234,14 @@ class Ledger:
         else:
             self._free_blocks.append(block)
 
-    def _quarantined(self) -> set[int]:
-        quarantined = {block for lease in self._leases.values() if lease.quarantined for block in lease.blocks}
+    def _note_holders(self, lease: Lease) -> None:
+        if lease.quarantined:
+            self._quarantined[lease.number] = lease
+        else:
+            self._quarantined.pop(lease.number, None)
+
+    def _quarantined_blocks(self) -> set[int]:
+        quarantined = {block for lease in self._quarantined.values() for block in lease.blocks}
         if quarantined:
             quarantined -= {b for lease in self._leases.values() if not lease.quarantined for b in lease.blocks}
         return quarantined

@@ -2,7 +2,7 @@
 
     add --> open --(all items ended, every lease free)--> closed: returned once, with its outcome, and forgotten
 
-Owned by the scheduler. `states` counts the items of open requests by state, `apply` being the only way to change one.
+Owned by the scheduler. `states` counts their unfinished items by state, `apply` being the only way to change one.
 A deadline is an entry in a heap, which surfaces when its time has come, or is dropped when dead entries abound.
 """
 
@@ -76,15 +76,13 @@ class OpenRequests:
         before = item.state
         item.apply(event)
         self.states[before] -= 1
-        self.states[item.state] += 1
+        self.states[item.state] += not item.ended
 
     def close(self, requests: Iterable[Request]) -> list[Request]:
         """Those of `requests` that are over; they are forgotten here, so each is returned once."""
         over = [request for request in requests if request.over]
         for request in over:
             request.outcome = request.outcome or Outcome.OK
-            for item in request.items:
-                self.states[item.state] -= 1
             del self._requests[request.number]
         if len(self._deadlines) > _COMPACT_ABOVE + 4 * len(self._requests):
             self._deadlines = [entry for entry in self._deadlines if self._pending(entry)]
@@ -114,6 +112,8 @@ class OpenRequests:
 
     def audit(self) -> None:
         """Recount; raises `LedgerError` when the states differ from the items'."""
-        states = Counter(item.state for request in self for item in request.items)
+        if any(list(request.unfinished) != [item for item in request.items if not item.ended] for request in self):
+            raise LedgerError("an item that has ended counts as unfinished, or the other way round")
+        states = Counter(item.state for request in self for item in request.unfinished)
         if states != +self.states:
             raise LedgerError(f"item counts {self.states} differ from the items {states}")

@@ -77,6 +77,8 @@ class Item:
 
     def apply(self, event: Event) -> None:
         self.state = step(self.state, event)
+        if self.ended:
+            del self.request.unfinished[self]
 
     def note_prompt_logprobs(self, start: int, new: list[TokenLogprobs | None] | None) -> None:
         """Keep those of `new`, predicted from position `start` on, that are not known from before a preemption.
@@ -120,6 +122,7 @@ class Request:
     computed: int = 0
     leases: set[int] = field(default_factory=set)  # numbers of the leases that are not free yet
     items: list[Item] = field(default_factory=list)
+    unfinished: dict[Item, None] = field(init=False)  # those that have not ended, in order
 
     def __post_init__(self, prompts: Sequence[Sequence[int]]) -> None:
         for prompt in prompts:
@@ -128,6 +131,7 @@ class Request:
                 Item(self, first.index + choice, choice, prompt, first.max_tokens) for choice in range(1, self.n)
             ]
             self.items += [first, *first.followers]
+        self.unfinished = dict.fromkeys(self.items)
 
     def __repr__(self) -> str:
         return f"<Request {self.number}: {self.items}, {len(self.leases)} leases>"
@@ -135,4 +139,4 @@ class Request:
     @property
     def over(self) -> bool:
         """All items have ended and nothing is held any more."""
-        return not self.leases and all(item.ended for item in self.items)
+        return not self.leases and not self.unfinished

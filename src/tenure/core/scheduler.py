@@ -102,7 +102,7 @@ class Scheduler:
             self.counts.unmatched += 1
             return
         request.stalled = True
-        for item in request.items:
+        for item in request.unfinished:
             if item.state is State.RUNNING:
                 self._open.apply(item, Event.STALL)
                 self._runs.stall(item)
@@ -116,7 +116,7 @@ class Scheduler:
             self.counts.unmatched += 1
             return
         request.stalled = False
-        for item in request.items:
+        for item in request.unfinished:
             if item.state is State.STALLED:
                 self._open.apply(item, Event.RESUME)
                 self._runs.resume(item)
@@ -370,9 +370,8 @@ class Scheduler:
 
     def _fail(self, request: Request, outcome: Outcome, message: str) -> None:
         request.outcome, request.message = outcome, message
-        for item in request.items:
-            if not item.ended:
-                self._leave(item, Event.ABORT)
+        for item in list(request.unfinished):
+            self._leave(item, Event.ABORT)
 
     def _close(self, requests: Iterable[Request]) -> list[Request]:
         """Those of `requests` that are over; each is returned once."""
@@ -417,7 +416,7 @@ class Scheduler:
         """Recount everything; raises `LedgerError` naming what does not add up."""
         self.ledger.audit()
         self._open.audit()
-        items = [item for request in self._open for item in request.items]
+        items = [item for request in self._open for item in request.unfinished]
         self._runs.audit(items)
         for item in items:
             if (item in self._waiting) != (item.state in _QUEUEING and not item.request.stalled):

@@ -28,10 +28,8 @@ class IdleAudit:
         self._audited_at = -_INTERVAL
 
     def note_change(self) -> None:
-        """Something has happened; audit if this is the time for it."""
+        """Something has happened: another audit is due."""
         self._changed = True
-        if self.due_in == 0.0:
-            self.run()
 
     @property
     def due_in(self) -> float | None:

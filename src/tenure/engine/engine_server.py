@@ -30,7 +30,7 @@ from tenure.core.ledger import LedgerError
 from tenure.core.report import Output
 from tenure.engine import translation
 from tenure.engine.ledger_report import engine_ledger
-from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Finish, Order, Resume, Stall
+from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Finish, Order, Resume, ShowHolders, Stall
 from tenure.engine.register import Name, Register
 from tenure.outcomes import Outcome
 from tenure.process.reports import HEARTBEAT_INTERVAL
@@ -86,6 +86,7 @@ class EngineServer:
         self._gate: Gate | None = None
         self._orders: queue.Queue[Order] | None = None
         self._snapshot: EngineSnapshot | None = None
+        self._asking: list[tuple[int, int]] = []  # for holders: numbers of connections, and their sequence numbers
         self._open: dict[int, _Open] = {}
         self._connections: dict[int, _Connection] = {}
         self._register = Register()
@@ -204,8 +205,10 @@ class EngineServer:
                 self._cancel_by_name(connection, message)
             case wire.Recalled(sequence=number, requests=requests):
                 self._cancel_all(self._register.hear(connection.number, number, requests, time.monotonic()))
+            case wire.AskLedger(sequence=sequence, holders=False):
+                self._report(connection, sequence, self._snapshot)
             case wire.AskLedger(sequence=sequence):
-                self._report(connection, sequence)
+                self._ask_holders(connection, sequence)
 
     def _greet(self, connection: _Connection, hello: wire.Hello) -> None:
         connection.greeted = hello.version == wire.PROTOCOL_VERSION
@@ -282,12 +285,23 @@ class EngineServer:
             answer = wire.CancelledByName(sequence=question.message.sequence, requests=list(requests))
             self._send(self._connections.get(question.asker), answer)
 
-    def _report(self, connection: _Connection, sequence: int) -> None:
-        if self._card is None or self._gate is None or self._snapshot is None:
+    def _ask_holders(self, connection: _Connection, sequence: int) -> None:
+        """The loop alone knows who holds what, and says so between two steps: once for all who have asked by then."""
+        if self._orders is not None:
+            if not self._asking:
+                self._order(ShowHolders())
+            self._asking.append((connection.number, sequence))
+
+    def show(self, snapshot: EngineSnapshot) -> None:
+        """Answer those who have asked for holders."""
+        asking, self._asking = self._asking, []
+        for number, sequence in asking:
+            self._report(self._connections.get(number), sequence, snapshot)
+
+    def _report(self, connection: _Connection | None, sequence: int, snapshot: EngineSnapshot | None) -> None:
+        if self._card is None or self._gate is None or snapshot is None:
             return  # there is no ledger yet; who asks has a deadline
-        ledger = engine_ledger(
-            self._card, self._index, self._epoch, self._gate.snapshot(), self._snapshot, self._unmatched
-        )
+        ledger = engine_ledger(self._card, self._index, self._epoch, self._gate.snapshot(), snapshot, self._unmatched)
         try:
             self._gate.audit()
         except LedgerError:

@@ -42,7 +42,7 @@ class IOThread:
         self._report = report
         self._listener = listener
         self._lifeline = lifeline
-        self._told: queue.Queue[tuple[int, list[Output], list[Ending]]] = queue.Queue(_TOLD_LIMIT)
+        self._told: queue.Queue[Callable[[], None]] = queue.Queue(_TOLD_LIMIT)
         self._anything_told = anyio.Event()
         self._thread = threading.Thread(target=self._run, name="tenure-io", daemon=True)
         self._started = threading.Event()
@@ -79,10 +79,16 @@ class IOThread:
     def publish(self, snapshot: EngineSnapshot) -> None:
         self._engine_server.publish(snapshot)
 
+    def show(self, snapshot: EngineSnapshot) -> None:
+        self._hand_over(lambda: self._engine_server.show(snapshot))
+
     def tell(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
+        self._hand_over(lambda: self._engine_server.deliver(step, outputs, ended))
+
+    def _hand_over(self, telling: Callable[[], None]) -> None:
         while not self._ended.is_set():
             try:
-                self._told.put((step, outputs, ended), timeout=_TELL_TIMEOUT)
+                self._told.put(telling, timeout=_TELL_TIMEOUT)
             except queue.Full:
                 continue
             self._soon(lambda: self._anything_told.set())
@@ -103,7 +109,7 @@ class IOThread:
             await self._anything_told.wait()
             self._anything_told = anyio.Event()
             while not self._told.empty():
-                self._engine_server.deliver(*self._told.get_nowait())
+                self._told.get_nowait()()
 
     def _end(self) -> None:
         if self._scope is not None:

@@ -26,7 +26,7 @@ _MAX_HOLDERS = 64
 
 def holder_rows(scheduler: Scheduler, now: float) -> list[HolderRow]:
     """The items that have not ended, oldest request first, but only so many; `now` as in `Request.arrived_at`."""
-    items = (item for request in scheduler.requests() for item in request.items if not item.ended)
+    items = (item for request in scheduler.requests() for item in request.unfinished)
     rows = []
     for item in islice(items, _MAX_HOLDERS):
         request, run = item.request, scheduler.run_of(item)

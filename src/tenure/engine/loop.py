@@ -17,7 +17,21 @@ from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
 from tenure.engine.audit import IdleAudit
 from tenure.engine.ledger_report import holder_rows
-from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Finish, Order, Port, Progress, Resume, Stall, Stop
+from tenure.engine.orders import (
+    Add,
+    Cancel,
+    Change,
+    Ending,
+    EngineSnapshot,
+    Finish,
+    Order,
+    Port,
+    Progress,
+    Resume,
+    ShowHolders,
+    Stall,
+    Stop,
+)
 from tenure.engine.pace import Pace
 from tenure.engine.stats import EngineStats
 
@@ -55,7 +69,6 @@ class EngineLoop:
         self._stats = EngineStats()
         self._clock = clock
         self._audit = IdleAudit(scheduler, clock)
-        self._sequence = 0
 
     def run(self) -> None:
         """Run until a `Stop` arrives."""
@@ -71,21 +84,24 @@ class EngineLoop:
     def _receive(self, wait: bool) -> bool:
         """Carry out all orders that have arrived, waiting for one if told to; False after a `Stop`."""
         ended: list[Request] = []
-        obeyed = 0
+        changed = False
         try:
             order = self._next_order() if wait else self._orders.get_nowait()
             while not isinstance(order, Stop):
-                ended += self._obey(order)
-                obeyed += 1
+                if isinstance(order, ShowHolders):
+                    self._port.show(self._snapshot(holders=True))
+                else:
+                    ended += self._obey(order)
+                    changed = True
                 order = self._orders.get_nowait()
         except queue.Empty:
-            if obeyed:
+            if changed:
                 self._tell([], ended)
             return True
         return False
 
     def _next_order(self) -> Order:
-        """Wait for an order. The audit of an idle ledger that came too soon after another is made up for meanwhile."""
+        """Wait for an order. A ledger that has become idle is audited meanwhile: whoever was told an ending has it."""
         if (due := self._audit.due_in) is not None:
             try:
                 return self._orders.get(timeout=due)
@@ -105,7 +121,7 @@ class EngineLoop:
         if deadline is not None and (now := self._clock()) >= deadline:
             self._tell([], self._scheduler.expire(now))
 
-    def _obey(self, order: Add | Cancel | Finish | Stall | Resume) -> list[Request]:
+    def _obey(self, order: Change) -> list[Request]:
         match order:
             case Add(request):
                 self._scheduler.add(request)
@@ -161,9 +177,10 @@ class EngineLoop:
             self._port.tell(self.progress.step, outputs, endings)
 
     def _publish(self) -> None:
-        self._sequence += 1
+        self._port.publish(self._snapshot())
+
+    def _snapshot(self, *, holders: bool = False) -> EngineSnapshot:
         snapshot = self._scheduler.snapshot()
-        holders = holder_rows(self._scheduler, self._clock())
         conserved = self._audit.conserved and snapshot.ledger.conserved
-        figures = self._stats.snapshot()
-        self._port.publish(EngineSnapshot(self._sequence, snapshot, holders, conserved, figures))
+        rows = holder_rows(self._scheduler, self._clock()) if holders else []
+        return EngineSnapshot(snapshot, conserved, self._stats.snapshot(), rows)

@@ -36,21 +36,25 @@ class Resume(NamedTuple):
     number: int
 
 
+class ShowHolders(NamedTuple):
+    """Have `Port.show` called."""
+
+
 class Stop(NamedTuple):
     """The last order."""
 
 
-Order = Add | Cancel | Finish | Stall | Resume | Stop
+Change = Add | Cancel | Finish | Stall | Resume
+Order = Change | ShowHolders | Stop
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True, gc=False):
-    """What the loop last published; `sequence` rises with each."""
+    """What the loop last published; holders are in it only when it was asked to show them."""
 
-    sequence: int
     scheduler: SchedulerSnapshot
-    holders: list[HolderRow]
     conserved: bool
     figures: EngineFigures = EngineFigures()
+    holders: list[HolderRow] = []
 
 
 class Progress(NamedTuple):
@@ -80,5 +84,9 @@ class Port(Protocol):
     """Where the loop's words go; called in the loop's thread."""
 
     def publish(self, snapshot: EngineSnapshot) -> None: ...
+
+    def show(self, snapshot: EngineSnapshot) -> None:
+        """The answer to `ShowHolders`; it comes after all that was told before it."""
+        ...
 
     def tell(self, step: int, outputs: list[Output], ended: list[Ending]) -> None: ...

@@ -105,9 +105,10 @@ class Recalled(Message, frozen=True):
 
 
 class AskLedger(Message, frozen=True):
-    """Answered by `LedgerReply` with the same `sequence`."""
+    """Answered by `LedgerReply` with the same `sequence`: at once, or with `holders` when the running step is over."""
 
     sequence: int
+    holders: bool = False
 
 
 ToEngine = Hello | Submit | Cancel | FinishItem | Stall | Resume | CancelByName | Recalled | AskLedger

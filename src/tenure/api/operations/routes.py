@@ -121,7 +121,7 @@ async def load(call: Call) -> None:
 
 async def ledger(call: Call) -> None:
     context = call.context
-    engines = await context.fleet.ledgers(LEDGER_TIMEOUT)
+    engines = await context.fleet.ledgers(LEDGER_TIMEOUT, holders=True)
     http = context.counts()
     reply = ServerLedger(
         conserved=all(engine.conserved for engine in engines if engine.answering),
