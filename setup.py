@@ -10,7 +10,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError
 
-SOURCES = ("rows", "paged_attention", "product", "after_attention", "texts")
+SOURCES = ("rows", "paged_attention", "product", "after_attention", "texts", "sampling")
 HEADERS = ("vectors", "avx512", "product")
 
 

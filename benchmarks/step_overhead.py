@@ -10,6 +10,7 @@ The engine's own parts run on a model that returns fixed hidden states and logit
 import argparse
 import statistics
 import time
+from typing import Any
 
 import torch
 
@@ -26,8 +27,22 @@ from tenure.sampling import SamplingParams
 
 VOCABULARY = 49152
 CONTEXT = 200
-GREEDY = SamplingParams(max_tokens=4000, temperature=0.0)
-SAMPLED = SamplingParams(max_tokens=4000, temperature=0.8, top_p=0.95, seed=1)
+GREEDY = {"temperature": 0.0}
+PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.3, "frequency_penalty": 0.2}
+MASKS = {"logit_bias": tuple((7 * i, 1.0) for i in range(20)), "min_tokens": 4000, "eos_token_ids": (2, 3)}
+SAMPLED: dict[str, dict[str, Any]] = {
+    "temperature": {},
+    "top-k 40": {"top_k": 40},
+    "top-p 0.95": {"top_p": 0.95},
+    "top-p 0.95 at 1.5": {"top_p": 0.95, "temperature": 1.5},
+    "min-p 0.05": {"min_p": 0.05},
+    "penalties": PENALTIES,
+    "bias, min_tokens": MASKS,
+    "k, p, min-p": {"top_k": 40, "top_p": 0.95, "min_p": 0.05},
+    "penalties, top-p": {**PENALTIES, "top_p": 0.95},
+    "all": {**PENALTIES, **MASKS, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+}
+"""What each request asks for beside a temperature of 0.8."""
 
 
 class InstantModel:
@@ -45,48 +60,64 @@ class InstantModel:
         return self._logits[: len(hidden_RD)]
 
 
-def measure(running: int, sampling: SamplingParams, steps: int) -> dict[str, float]:
-    """Median milliseconds of each part of a decode step with `running` requests."""
-    limits = Limits(max_model_len=8192, num_blocks=running * 64, block_size=16, num_slots=running)
-    scheduler = Scheduler(limits)
-    cache = KVCache(CacheShape(1, 1, 1, torch.float32), limits.num_blocks, limits.block_size)
-    model = InstantModel(running)
-    runner = DecoderRunner(model, cache, SamplingHead(model, Sampler()), running, limits.max_model_len)
-    for number in range(running):
-        scheduler.add(Request(number, [[(number * 7 + p) % 1000 for p in range(CONTEXT)]], sampling))
-    budget = StepBudget(tokens=1 << 20)
-    times: dict[str, list[float]] = {"plan": [], "build and sample": [], "land": [], "all": []}
-    for step in range(steps + 2):
+class Engine:
+    """Scheduler and runner with `running` requests that decode, each with a seed of its own."""
+
+    def __init__(self, model: InstantModel, running: int, fields: dict[str, Any]) -> None:
+        limits = Limits(max_model_len=8192, num_blocks=running * 64, block_size=16, num_slots=running)
+        cache = KVCache(CacheShape(1, 1, 1, torch.float32), limits.num_blocks, limits.block_size)
+        self._scheduler = Scheduler(limits)
+        self._runner = DecoderRunner(model, cache, SamplingHead(model, Sampler()), running, limits.max_model_len)
+        self.times: dict[str, list[float]] = {"plan": [], "build and sample": [], "land": [], "all": []}
+        for number in range(running):
+            sampling = SamplingParams(**{"max_tokens": 4000, "temperature": 0.8, "seed": number, **fields})
+            self._scheduler.add(Request(number, [[(number * 7 + p) % 1000 for p in range(CONTEXT)]], sampling))
+
+    def step(self) -> None:
         began = time.perf_counter()
-        plan = scheduler.plan(budget)
+        plan = self._scheduler.plan(StepBudget(tokens=1 << 20))
         assert plan is not None
         planned = time.perf_counter()
-        runner.launch(plan)
-        result = runner.land()
+        self._runner.launch(plan)
+        result = self._runner.land()
         executed = time.perf_counter()
-        scheduler.land(result)
+        self._scheduler.land(result)
         landed = time.perf_counter()
-        if step >= 2:
-            times["plan"].append(planned - began)
-            times["build and sample"].append(executed - planned)
-            times["land"].append(landed - executed)
-            times["all"].append(landed - began)
-    return {part: statistics.median(values) * 1000 for part, values in times.items()}
+        for part, seconds in zip(
+            self.times, (planned - began, executed - planned, landed - executed, landed - began), strict=True
+        ):
+            self.times[part].append(seconds)
+
+
+def measure(running: int, asked: dict[str, dict[str, Any]], steps: int) -> dict[str, dict[str, float]]:
+    """Median milliseconds of each part of a decode step, by name; all take turns, so that they are disturbed alike."""
+    model = InstantModel(running)
+    engines = {name: Engine(model, running, fields) for name, fields in asked.items()}
+    for _ in range(steps + 2):
+        for engine in engines.values():
+            engine.step()
+    return {
+        name: {part: statistics.median(values[2:]) * 1000 for part, values in engine.times.items()}
+        for name, engine in engines.items()
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--running", type=int, nargs="*", default=[1, 16, 64, 256])
     options = parser.parse_args()
-    torch.set_num_threads(2)
-    print(f"{'':10} {'running':>8} {'plan':>8} {'build and sample':>17} {'land':>8} {'all':>8}   (ms, median)")
+    torch.set_num_threads(options.threads)
+    columns = f"{'plan':>8} {'build and sample':>17} {'land':>8} {'all':>8} {'/ greedy':>9}"
+    print(f"{'median ms':18} {'running':>8} {columns}")
     with torch.inference_mode():
-        for name, sampling in (("greedy", GREEDY), ("sampled", SAMPLED)):
-            for running in (1, 16, 64, 256):
-                part = measure(running, sampling, options.steps)
+        for running in options.running:
+            measured = measure(running, {"greedy": GREEDY, **SAMPLED}, options.steps)
+            for name, part in measured.items():
                 print(
-                    f"{name:10} {running:8} {part['plan']:8.3f} {part['build and sample']:17.3f} "
-                    f"{part['land']:8.3f} {part['all']:8.3f}"
+                    f"{name:18} {running:8} {part['plan']:8.3f} {part['build and sample']:17.3f} {part['land']:8.3f} "
+                    f"{part['all']:8.3f} {part['all'] / measured['greedy']['all']:9.2f}"
                 )
 
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from tenure.model_runner.sampler import ADJUSTED_NOT_FINITE, NOT_FINITE, NOTHING_LEFT, Sampled, Sampler
-from tenure.model_runner.sampling_state import SamplingState
+from tenure.model_runner.sampler import ADJUSTED_NOT_FINITE, NOT_FINITE, NOTHING_LEFT, Sampled
 from tenure.sampling import SamplingParams, TokenLogprobs
+from tests.model_runner.sampled_rows import SAMPLERS, Case, sample
 
 INFINITY = math.inf
 
@@ -19,8 +19,11 @@ def greedy(**fields: object) -> SamplingParams:
 def sample_one(
     logits: list[float], params: SamplingParams, *, choice: int = 0, prompt: tuple[int, ...] = (), output=()
 ) -> Sampled:
-    state = SamplingState(params, choice, prompt, output)
-    return Sampler().sample(torch.tensor([logits]), [state])
+    first, *others = [
+        sample(torch.tensor([logits]), [Case(params, choice, prompt, output)], sampler) for sampler in SAMPLERS
+    ]
+    assert all(other == first for other in others)
+    return first
 
 
 def token_of(logits: list[float], params: SamplingParams, **context) -> int | None:
@@ -32,8 +35,10 @@ def token_of(logits: list[float], params: SamplingParams, **context) -> int | No
 def drawn_set(logits: list[float], **fields: object) -> set[int | None]:
     """All tokens that 400 draws give."""
     params = SamplingParams(max_tokens=1, **fields)  # type: ignore[arg-type]
-    states = [SamplingState(params, choice, (), ()) for choice in range(400)]
-    return set(Sampler().sample(torch.tensor([logits] * 400), states).tokens)
+    cases = [Case(params, choice) for choice in range(400)]
+    first, *others = [sample(torch.tensor([logits] * 400), cases, sampler).tokens for sampler in SAMPLERS]
+    assert all(other == first for other in others)
+    return set(first)
 
 
 def test_greedy_takes_the_best_token_and_the_first_of_equals():
@@ -94,16 +99,6 @@ def test_frequency_penalty_grows_with_each_use_and_counts_only_the_output():
     assert token_of(logits, greedy(frequency_penalty=0.4), prompt=(0, 0, 0)) == 0
 
 
-def test_penalties_follow_the_tokens_appended_one_by_one():
-    state = SamplingState(greedy(frequency_penalty=0.4, repetition_penalty=1.01), 0, [7, 7], [3])
-    for token in [*range(200), 3, 5]:
-        state.append(token)
-    assert state.counts is not None
-    assert state.counts.counts[state.counts.ids == 3].tolist() == [3]
-    assert state.counts.counts[state.counts.ids == 7].tolist() == [1]
-    assert sorted(state.counts.ids.tolist()) == list(range(200))
-
-
 def test_temperature_flattens_or_sharpens():
     logits = [0.0, 1.0, 0.0, 0.0]
     assert drawn_set(logits, temperature=0.05) == {1}
@@ -149,10 +144,11 @@ def test_filters_apply_one_after_the_other():
 def test_a_row_that_is_not_finite_fails_alone(bad, temperature):
     params = SamplingParams(max_tokens=1, temperature=temperature, logprobs=1, logit_bias=((0, 1.0),))
     rows = [[1.0, 50.0, 2.0], [1.0, bad, 2.0], [90.0, 2.0, 1.0]]
-    sampled = Sampler().sample(torch.tensor(rows), [SamplingState(params, 0, (), ()) for _ in rows])
-    assert sampled.tokens == [1, None, 0]
-    assert sampled.errors == [None, NOT_FINITE, None]
-    assert [report is None for report in sampled.logprobs] == [False, True, False]
+    for sampler in SAMPLERS:
+        sampled = sample(torch.tensor(rows), [Case(params) for _ in rows], sampler)
+        assert sampled.tokens == [1, None, 0]
+        assert sampled.errors == [None, NOT_FINITE, None]
+        assert [report is None for report in sampled.logprobs] == [False, True, False]
 
 
 def test_a_row_without_any_possible_token_fails():
@@ -163,10 +159,10 @@ def test_a_row_without_any_possible_token_fails():
 def test_masks_that_leave_nothing_fail_that_row_alone(temperature):
     barred = SamplingParams(max_tokens=1, temperature=temperature, allowed_token_ids=(1,), bad_words=((1,),))
     free = SamplingParams(max_tokens=1, temperature=temperature)
-    states = [SamplingState(params, 0, (), ()) for params in (free, barred, free)]
-    sampled = Sampler().sample(torch.tensor([[0.0, 99.0]] * 3), states)
-    assert sampled.tokens == [1, None, 1]
-    assert sampled.errors == [None, NOTHING_LEFT, None]
+    for sampler in SAMPLERS:
+        sampled = sample(torch.tensor([[0.0, 99.0]] * 3), [Case(params) for params in (free, barred, free)], sampler)
+        assert sampled.tokens == [1, None, 1]
+        assert sampled.errors == [None, NOTHING_LEFT, None]
 
 
 def test_penalties_that_overflow_fail_the_row():
@@ -196,8 +192,9 @@ def test_token_ids_beyond_the_logits_are_passed_over():
 def test_the_logits_passed_in_stay_as_they_are():
     logits = torch.tensor([[1.0, 2.0, 3.0]])
     params = SamplingParams(max_tokens=1, temperature=0.7, logit_bias=((0, 1.0),), top_k=1, logprobs=-1)
-    Sampler().sample(logits, [SamplingState(params, 0, (), ())])
-    assert logits.tolist() == [[1.0, 2.0, 3.0]]
+    for sampler in SAMPLERS:
+        sample(logits, [Case(params)], sampler)
+        assert logits.tolist() == [[1.0, 2.0, 3.0]]
 
 
 # Logprobs

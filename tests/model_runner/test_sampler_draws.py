@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from tenure.model_runner.draws import BLOCK, draw, keep_likely, uniforms
+from tenure.core.plan import Start
+from tenure.kernels import native
+from tenure.model_runner import draws
+from tenure.model_runner.sampler import uniforms
+from tenure.model_runner.slots import Slots
+from tenure.sampling import SamplingParams
 from tests.model_runner.reference_sampler import uniform
 
 COUNT = 40_000
@@ -18,6 +23,19 @@ CHI_SQUARE_LIMIT = {7: 24.3, 15: 37.7}
 def numbers(seeds=0, choices=0, positions=0) -> np.ndarray:
     columns = np.broadcast_arrays(*(np.asarray(column, dtype=np.uint64) for column in (seeds, choices, positions)))
     return uniforms(*(np.ascontiguousarray(column) for column in columns))
+
+
+def draw(p_RV: torch.Tensor, uniform_R: torch.Tensor, **fields: float) -> torch.Tensor:
+    """A token per row, from these probabilities as logits; with native kernels where there are any, and without."""
+    slots = Slots(len(p_RV), 8, block_size=16)
+    for slot in range(len(p_RV)):
+        slots.occupy(Start(slot, 1, [0], 1, 0, SamplingParams(max_tokens=1, **fields)))
+    rows = np.arange(len(p_RV))
+    tokens = draws.sample(p_RV.log(), slots, rows, uniform_R)
+    if native.available():
+        drawn = native.NativeKernels.load().sample(p_RV.log(), slots.lines, rows, uniform_R.numpy())
+        assert drawn.tolist() == tokens.tolist()
+    return tokens
 
 
 def chi_square(observed: np.ndarray, expected: np.ndarray) -> float:
@@ -36,9 +54,8 @@ AXES = {
 def test_draws_follow_the_softmax_along_each_axis(axis):
     logits = torch.tensor([0.3, -1.0, 2.0, 0.0, 1.0, -2.0, 0.5, 1.5])
     shares = torch.softmax(logits, dim=0)
-    p_RW = torch.zeros(COUNT, BLOCK)
-    p_RW[:, :8] = shares
-    tokens = draw(p_RW, torch.from_numpy(numbers(**AXES[axis])))
+    uniform_R = torch.from_numpy(numbers(**AXES[axis]))
+    tokens = draws.draw(shares.expand(COUNT, 8), uniform_R)
     observed = np.bincount(tokens.numpy(), minlength=8)
     assert chi_square(observed, shares.double().numpy() * COUNT) < CHI_SQUARE_LIMIT[7]
 
@@ -71,7 +88,7 @@ def test_numbers_agree_with_plain_integers_and_lie_inside_the_interval():
 
 
 def test_the_ends_of_the_interval_draw_the_first_and_last_possible_token():
-    p_RW = torch.zeros(2, 3 * BLOCK)
+    p_RW = torch.zeros(2, 200)
     p_RW[:, 70] = 1e-30
     p_RW[:, 100] = 0.7
     p_RW[:, 130] = 1e-38
@@ -82,7 +99,7 @@ def test_the_ends_of_the_interval_draw_the_first_and_last_possible_token():
 
 def test_a_draw_finds_the_token_at_which_the_cumulative_distribution_passes():
     generator = torch.Generator().manual_seed(5)
-    p_RW = torch.softmax(torch.randn(200, 50 * BLOCK, generator=generator) * 3, dim=-1)
+    p_RW = torch.softmax(torch.randn(200, 50 * 64 + 7, generator=generator) * 3, dim=-1)
     uniform_R = torch.rand(200, generator=generator, dtype=torch.float64)
     cumulative = p_RW.double().cumsum(-1)
     expected = (cumulative <= (uniform_R * cumulative[:, -1])[:, None]).sum(-1)
@@ -112,31 +129,25 @@ def keep_one_row(p_W: torch.Tensor, min_p: float, top_k: int, top_p: float) -> t
         (0.0, 300, 0.95),
         (1e-4, 5000, 0.99),
         (0.0, 64, 0.5),
+        (0.0, 16_000, 1.0),
+        (0.3, 0, 0.999),
     ],
 )
 def test_filters_agree_with_a_full_sort_however_many_tokens_they_keep(filters, scale):
+    """The first and the last token that are kept, and one in between, of each row."""
     generator = torch.Generator().manual_seed(3)
-    p_RW = torch.softmax(torch.randn(6, 260 * BLOCK, generator=generator) * scale, dim=-1)
-    expected = torch.stack([keep_one_row(row, *filters) for row in p_RW])
+    p_RW = torch.softmax(torch.randn(6, 260 * 64, generator=generator) * scale, dim=-1)
     min_p, top_k, top_p = filters
-    columns = (torch.full((6,), min_p).double(), torch.full((6,), top_k), torch.full((6,), top_p).double())
-    keep_likely(p_RW, *columns)
-    assert (p_RW > 0).sum(-1).tolist() == (expected > 0).sum(-1).tolist()
-    assert torch.equal(p_RW, expected)
+    kept_RW = torch.stack([keep_one_row(row, *filters) for row in p_RW])
+    cumulative_RW = kept_RW.double().cumsum(-1)
+    for uniform_ in (1e-6, 0.4, 1 - 1e-6):
+        expected = (cumulative_RW <= uniform_ * cumulative_RW[:, -1:]).sum(-1)
+        uniform_R = torch.full((6,), uniform_, dtype=torch.float64)
+        assert draw(p_RW, uniform_R, min_p=min_p, top_k=top_k, top_p=top_p).tolist() == expected.tolist()
 
 
 def test_equal_probabilities_are_kept_together():
-    p_RW = torch.full((1, 100 * BLOCK), 1.0 / (100 * BLOCK))
-    keep_likely(p_RW, torch.zeros(1).double(), torch.tensor([3]), torch.ones(1).double())
-    assert int((p_RW > 0).sum()) == 100 * BLOCK
-
-
-def test_rows_with_and_without_filters_do_not_touch_each_other():
-    generator = torch.Generator().manual_seed(4)
-    p_RW = torch.softmax(torch.randn(4, 40 * BLOCK, generator=generator), dim=-1)
-    before = p_RW.clone()
-    top_k = torch.tensor([0, 5, 0, 700])
-    keep_likely(p_RW, torch.zeros(4).double(), top_k, torch.tensor([1.0, 1.0, 0.5, 1.0]).double())
-    assert torch.equal(p_RW[0], before[0])
-    assert [(row > 0).sum().item() for row in (p_RW[1], p_RW[3])] == [5, 700]
-    assert torch.equal(p_RW[2], keep_one_row(before[2], 0.0, 0, 0.5))
+    p_RW = torch.full((2, 6400), 1.0)
+    ends = torch.tensor([1e-15, 1 - 1e-15], dtype=torch.float64)
+    assert draw(p_RW, ends, top_k=3).tolist() == [0, 6399]
+    assert draw(p_RW, ends, top_p=0.5).tolist() == [0, 6399]

@@ -2,14 +2,15 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tenure.model_runner.sampler import Sampled, Sampler
-from tenure.model_runner.sampling_state import SamplingState
 from tenure.sampling import SamplingParams
 from tests.model_runner.reference_sampler import adjusted, reference_logprob, reference_token
+from tests.model_runner.sampled_rows import SAMPLERS, Case, sample
 
 ROWS = 120
 
@@ -53,19 +54,19 @@ class Batch:
         self.prompts = [rng.choices(range(vocabulary), k=rng.randint(1, 30)) for _ in range(ROWS)]
         self.outputs = [rng.choices(range(vocabulary), k=rng.randint(0, 20)) for _ in range(ROWS)]
 
-    def states(self) -> list[SamplingState]:
-        columns = zip(self.params, self.choices, self.prompts, self.outputs, strict=True)
-        return [SamplingState(*row) for row in columns]
-
     def sample(self, rows: list[int], sampler: Sampler) -> Sampled:
-        states = self.states()
-        return sampler.sample(self.logits[rows], [states[row] for row in rows])
+        cases = [Case(*row) for row in zip(self.params, self.choices, self.prompts, self.outputs, strict=True)]
+        return sample(self.logits[rows], [cases[row] for row in rows], sampler)
 
 
+samplers = pytest.mark.parametrize("sampler", SAMPLERS, ids=["torch", "native"][: len(SAMPLERS)])
+
+
+@samplers
 @pytest.mark.parametrize("vocabulary", [64, 131])
-def test_every_row_agrees_with_the_reference(vocabulary):
+def test_every_row_agrees_with_the_reference(vocabulary, sampler):
     batch = Batch(vocabulary, vocabulary)
-    sampled = batch.sample(list(range(ROWS)), Sampler())
+    sampled = batch.sample(list(range(ROWS)), sampler)
     for row in range(ROWS):
         logits, params = batch.logits[row].tolist(), batch.params[row]
         history = (batch.prompts[row], batch.outputs[row])
@@ -88,17 +89,18 @@ def test_every_row_agrees_with_the_reference(vocabulary):
             )
 
 
+@samplers
 @pytest.mark.parametrize("vocabulary", [131, 4099])
-def test_a_row_gets_the_same_alone_and_among_others(vocabulary):
+def test_a_row_gets_the_same_alone_and_among_others(vocabulary, sampler):
     batch = Batch(7, vocabulary)
     everything = list(range(ROWS))
-    together = batch.sample(everything, Sampler())
-    backwards = batch.sample(everything[::-1], Sampler(slice_elements=7 * vocabulary))
+    together = batch.sample(everything, sampler)
+    backwards = batch.sample(everything[::-1], replace(sampler, slice_elements=7 * vocabulary))
     assert together.tokens == backwards.tokens[::-1]
     assert together.logprobs == backwards.logprobs[::-1]
     assert together.errors == backwards.errors[::-1]
     for row in range(0, ROWS, 4):
-        alone = batch.sample([row], Sampler())
+        alone = batch.sample([row], sampler)
         assert alone.tokens[0] == together.tokens[row]
         assert alone.logprobs[0] == together.logprobs[row]
         assert alone.errors[0] == together.errors[row]

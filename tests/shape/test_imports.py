@@ -24,7 +24,7 @@ ALLOWED = {
     "layers": {"layers", "kernels", *VOCABULARY},
     "kv": {"kv", *VOCABULARY},
     "models": {"models", "layers", "kv", "checkpoints", *VOCABULARY},
-    "model_runner": {"model_runner", "core", "kv", "models", "layers", *VOCABULARY},
+    "model_runner": {"model_runner", "core", "kv", "models", "layers", "kernels", *VOCABULARY},
     "engine": {
         "engine",
         "core",

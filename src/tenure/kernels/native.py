@@ -22,11 +22,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tenure.kernels.attention_plan import ATTENTION_LAYOUT, MAX_QUERIES, AttentionPlan, Heads
 from tenure.kernels.matrix import BLOCK_ROWS, LAYER_LAYOUT, LayerMatrices, Matrix
-from tenure.kernels.paged_attention import AttentionShape
+from tenure.kernels.paged_attention import AttentionShape, IntArray
+from tenure.kernels.sampling import SAMPLING_LAYOUT, SamplingLines, scratch_size
 from tenure.kernels.text_attention import TEXT_LAYOUT, TextPlan
 
 LIBRARY = Path(__file__).with_name("_native.so")
@@ -37,6 +40,7 @@ LAYOUTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
         "tenure_has_attention_layout": ATTENTION_LAYOUT,
         "tenure_has_text_layout": TEXT_LAYOUT,
         "tenure_has_layer_layout": LAYER_LAYOUT,
+        "tenure_has_sampling_layout": SAMPLING_LAYOUT,
     }
 )
 """Limits and sizes of structures by the function of the library that must agree with them: what is written to memory in
@@ -54,6 +58,7 @@ class NativeKernels:
     _multiply: Callable[..., None]
     _after_attention: Callable[..., None]
     _attend_texts: Callable[..., None]
+    _sample: Callable[..., None]
     has_avx512: bool
     """Whether this processor can run `multiply`, `after_attention` and `attend_texts`."""
 
@@ -81,6 +86,9 @@ class NativeKernels:
             _function(loaded.tenure_multiply, *[_POINTER] * 4, _SIZE),
             _function(loaded.tenure_after_attention, *[_POINTER] * 5, _SIZE, _SIZE),
             _function(loaded.tenure_attend_texts, *[_POINTER] * 3),
+            _function(
+                loaded.tenure_sample, _POINTER, _SIZE, _SIZE, *[_POINTER] * 3, _SIZE, _POINTER, _SIZE, _SIZE, _POINTER
+            ),
             bool(loaded.tenure_has_avx512()),
         )
 
@@ -159,6 +167,30 @@ class NativeKernels:
         out_TD = torch.empty((rows, heads * size))
         self._attend_texts(plan.address, heads_T3NH.data_ptr(), out_TD.data_ptr())
         return out_TD
+
+    def sample(
+        self, logits_RV: torch.Tensor, lines: SamplingLines, slots_R: IntArray, uniforms_R: NDArray[np.float64]
+    ) -> IntArray:
+        """The token of each row, for the occupant of its slot, or one of the negative numbers of `kernels.sampling`."""
+        assert logits_RV.stride(1) == 1
+        rows, width = logits_RV.shape
+        threads = min(torch.get_num_threads(), rows)
+        scratch = torch.empty(threads * scratch_size(width))
+        tokens_R = np.empty(rows, dtype=np.int64)
+        self._sample(
+            logits_RV.data_ptr(),
+            logits_RV.stride(0),
+            width,
+            lines.ctypes.data,
+            slots_R.ctypes.data,
+            uniforms_R.ctypes.data,
+            rows,
+            scratch.data_ptr(),
+            scratch_size(width),
+            threads,
+            tokens_R.ctypes.data,
+        )
+        return tokens_R
 
 
 def can_run(dtype: torch.dtype, device: torch.device) -> bool:

@@ -1,136 +1,93 @@
-"""Drawing from filtered distributions, the same way every time.
+"""The sampler's work in torch's own operations, for devices and installations without native kernels.
 
-Shape suffixes: R rows, W vocabulary padded to whole blocks, N blocks, K candidates.
-
-A draw is a pure function of (seed, choice, output position) and of the row's own distribution: one number in (0, 1)
-comes from a counter-based hash and is looked up in the cumulative distribution, in the order of the vocabulary. No
-generator is shared, so neither the batch around a row nor its place in it matters; every reduction here runs along
-a row, in an order that depends on the row's width alone.
-
-A filter is expressed as the least probability that is kept, so tokens that tie with the last kept one are kept too,
-and no order among equals has to be invented.
+Shape suffixes: R rows, V vocabulary. `kernels/sampling.c` does the same. A filter is expressed as the least probability
+that is kept, so tokens that tie with the last kept one are kept too.
 """
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-BLOCK = 64
-"""Tokens per block of the two-level sums and searches."""
-
-Words = NDArray[np.uint64]
-
-_CANDIDATES = (64, 1024)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+from tenure.kernels.paged_attention import IntArray
+from tenure.kernels.sampling import ADJUSTED_NOT_FINITE, NOT_FINITE, NOTHING_LEFT
+from tenure.model_runner.slots import Slots
 
 
-def uniforms(seeds: Words, choices: Words, positions: Words) -> NDArray[np.float64]:
-    """One number in the open interval (0, 1) for each (seed, choice, output position), evenly spread.
+def sample(logits_RV: Tensor, slots: Slots, slots_R: IntArray, uniforms_R: Tensor) -> Tensor:
+    """The token of each row, for the occupant of its slot, or one of the negative numbers of `kernels.sampling`."""
+    raw_top_R = logits_RV.amax(-1)
+    logits_RV = logits_RV.float().clone()
+    for row, slot in enumerate(slots_R.tolist()):
+        adjust(logits_RV[row], slots, slot)
+    top_R = logits_RV.amax(-1)
+    lines_R = slots.lines[slots_R]
+    columns = (torch.from_numpy(lines_R[name].copy()).to(logits_RV.device) for name in ("min_p", "top_k", "top_p"))
+    temperature_R = torch.from_numpy(lines_R["temperature"]).float().to(logits_RV.device)
+    scaled_RV = (logits_RV - top_R[:, None]) / torch.where(temperature_R > 0, temperature_R, 1.0)[:, None]
+    p_RV = torch.softmax(scaled_RV.nan_to_num(nan=0.0), dim=-1)
+    keep_likely(p_RV, *columns)
+    tokens_R = torch.where(temperature_R > 0, draw(p_RV, uniforms_R), logits_RV.argmax(-1))
+    tokens_R[~top_R.isfinite()] = ADJUSTED_NOT_FINITE
+    tokens_R[top_R == -torch.inf] = NOTHING_LEFT
+    tokens_R[~raw_top_R.isfinite()] = NOT_FINITE
+    return tokens_R
 
-    The three are mixed one after the other with the finalizer of SplitMix64 (Steele, Lea and Flood 2014).
-    """
-    mixed = _mix(seeds + _GOLDEN)
-    mixed = _mix(mixed + (choices + np.uint64(1)) * _GOLDEN)
-    mixed = _mix(mixed + (positions + np.uint64(1)) * _GOLDEN)
-    # 52 bits and a half: one more bit would round the greatest value up to 1
-    numbers: NDArray[np.float64] = ((mixed >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-    return numbers
+
+def adjust(logits_V: Tensor, slots: Slots, slot: int) -> None:
+    """Apply, in place: allowed tokens, biases, `min_tokens`, bad words, penalties."""
+    sampling, prompt_length, length = slots.sampling[slot], int(slots.prompt_lengths[slot]), int(slots.lengths[slot])
+    prompt = torch.from_numpy(slots.tokens[slot, :prompt_length].astype("int64"))
+    output = torch.from_numpy(slots.tokens[slot, prompt_length:length].astype("int64"))
+
+    def within(ids: Tensor | tuple[int, ...] | list[int]) -> Tensor:
+        ids = torch.as_tensor(ids, dtype=torch.int64)
+        return ids[(ids >= 0) & (ids < len(logits_V))].to(logits_V.device)
+
+    if sampling.allowed_token_ids:
+        kept_ids = within(sampling.allowed_token_ids)
+        kept = logits_V[kept_ids]
+        logits_V.fill_(-torch.inf)[kept_ids] = kept
+    for token, bias in sampling.logit_bias:
+        logits_V[within([token])] += bias
+    if len(output) < sampling.min_tokens:
+        logits_V[within(sampling.eos_token_ids + sampling.stop_token_ids)] = -torch.inf
+    said = tuple(output.tolist()) if sampling.bad_words else ()
+    logits_V[within([w[-1] for w in sampling.bad_words if w and said[len(said) - len(w) + 1 :] == w[:-1]])] = -torch.inf
+    if (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1.0, 0.0, 0.0):
+        seen = torch.bincount(within(torch.cat([prompt, output])), minlength=len(logits_V)).nonzero()[:, 0]
+        logits_V[seen] = torch.where(
+            logits_V[seen] > 0,
+            logits_V[seen] / sampling.repetition_penalty,
+            logits_V[seen] * sampling.repetition_penalty,
+        )
+        times_V = torch.bincount(within(output), minlength=len(logits_V))
+        logits_V -= sampling.frequency_penalty * times_V + sampling.presence_penalty * (times_V > 0)
 
 
-def _mix(value: Words) -> Words:
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
-
-
-def keep_likely(p_RW: Tensor, min_p_R: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> None:
+def keep_likely(p_RV: Tensor, min_p_R: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> None:
     """Set to 0, in place, what the filters drop: `min_p` first, `top_k` of the rest, `top_p` of what is left then.
 
     `min_p` is relative to the greatest probability, `top_k` 0 and `top_p` 1 are off. `top_p` keeps the fewest best
     tokens whose mass reaches that share. The best token is always kept.
     """
-    filtered = torch.nonzero((min_p_R > 0) | (top_k_R > 0) | (top_p_R < 1))[:, 0]
-    if not len(filtered):
+    if not bool(((min_p_R > 0) | (top_k_R > 0) | (top_p_R < 1)).any()):
         return
-    whole = len(filtered) == len(p_RW)
-    p_FW = p_RW if whole else p_RW[filtered]
-    least_F = _least_kept(p_FW, min_p_R[filtered], top_k_R[filtered], top_p_R[filtered])
-    p_FW.masked_fill_(p_FW < least_F[:, None], 0.0)
-    if not whole:
-        p_RW[filtered] = p_FW
+    ranked_RV = p_RV.sort(-1, descending=True).values
+    last_R = torch.where(top_k_R > 0, top_k_R, p_RV.shape[-1]).clamp(max=p_RV.shape[-1]) - 1
+    least_R = torch.maximum(min_p_R.to(p_RV.dtype) * ranked_RV[:, 0], ranked_RV.gather(1, last_R[:, None])[:, 0])
+    ranked_RV = ranked_RV.where(ranked_RV >= least_R[:, None], 0.0)
+    better_RV = ranked_RV.cumsum(-1, dtype=torch.float64) - ranked_RV
+    kept_RV = (better_RV < top_p_R[:, None] * ranked_RV.sum(-1, dtype=torch.float64)[:, None]) | (top_p_R[:, None] >= 1)
+    kept_RV &= ranked_RV >= least_R[:, None]
+    least_R = ranked_RV.gather(1, kept_RV.sum(-1).clamp(min=1)[:, None] - 1)[:, 0]
+    p_RV.masked_fill_(p_RV < least_R[:, None], 0.0)
 
 
-def _least_kept(p_RW: Tensor, min_p_R: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> Tensor:
-    width = p_RW.shape[-1]
-    floor_R = min_p_R.to(p_RW.dtype)
-    if bool((floor_R > 0).any()):
-        floor_R = floor_R * p_RW.view(len(p_RW), -1, BLOCK).amax(-1).amax(-1)
-    least_R = floor_R.clone()
-    open_O = torch.nonzero((top_k_R > 0) | (top_p_R < 1))[:, 0]
-    for count in (*(few for few in _CANDIDATES if few < width), width):
-        if not len(open_O):
-            break
-        p_OW = p_RW if len(open_O) == len(p_RW) else p_RW[open_O]
-        best_OK = _best(p_OW, count)
-        least_O = _least_of_best(p_OW, best_OK, floor_R[open_O], top_k_R[open_O], top_p_R[open_O])
-        least_R[open_O] = least_O
-        # the last candidate's value may go on, and so may what is kept, beyond the candidates
-        open_O = open_O[((least_O <= best_OK[:, -1]) | (top_k_R[open_O] > count)) & (count < width)]
-    return least_R
+def draw(p_RV: Tensor, uniforms_R: Tensor) -> Tensor:
+    """The token at which the cumulative distribution passes `uniforms_R`, per row; never one of probability 0.
 
-
-def _least_of_best(p_RW: Tensor, best_RK: Tensor, floor_R: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> Tensor:
-    """The least kept probability; right if some candidate is less than it and `top_k` of them were at hand."""
-    ranked = top_k_R > 0
-    kth_R = best_RK.gather(1, (top_k_R.clamp(min=1, max=best_RK.shape[-1]) - 1)[:, None])[:, 0]
-    floor_R = torch.where(ranked, torch.maximum(floor_R, kth_R), floor_R)
-    kept_RK = torch.ones_like(best_RK, dtype=torch.bool)
-    if bool((top_p_R < 1).any()):
-        better_RK = best_RK.cumsum(-1, dtype=torch.float64) - best_RK
-        kept_RK = (better_RK < (top_p_R * _mass(p_RW, floor_R))[:, None]) | (top_p_R >= 1)[:, None]
-    kept_RK &= best_RK >= floor_R[:, None]
-    last_R = kept_RK.sum(-1).clamp(min=1) - 1
-    return best_RK.gather(1, last_R[:, None])[:, 0]
-
-
-def _mass(p_RW: Tensor, floor_R: Tensor) -> Tensor:
-    """The sum of each row's probabilities that are not less than its floor."""
-    kept_RW = p_RW.masked_fill(p_RW < floor_R[:, None], 0.0) if bool((floor_R > 0).any()) else p_RW
-    return kept_RW.view(len(p_RW), -1, BLOCK).sum(-1).cumsum(-1, dtype=torch.float64)[:, -1]
-
-
-def _best(p_RW: Tensor, count: int) -> Tensor:
-    """The `count` greatest values of each row, greatest first."""
-    rows, width = p_RW.shape
-    if count == width:
-        return p_RW.sort(-1, descending=True).values
-    if count * BLOCK * 2 < width:
-        # the n greatest values lie in the n blocks with the greatest maxima: far fewer values to order
-        p_RNB = p_RW.view(rows, -1, BLOCK)
-        blocks_RK = p_RNB.amax(-1).topk(count, sorted=False).indices
-        p_RW = p_RNB.gather(1, blocks_RK[:, :, None].expand(-1, -1, BLOCK)).view(rows, -1)
-    return p_RW.topk(count).values
-
-
-def draw(p_RW: Tensor, uniform_R: Tensor) -> Tensor:
-    """The token at which the cumulative distribution passes `uniform_R`, per row; never one of probability 0.
-
-    `p_RW` is not negative, has some positive value in each row and need not sum to 1. W is a multiple of `BLOCK`.
+    `p_RV` is not negative, has some positive value in each row and need not sum to 1.
     """
-    p_RNB = p_RW.view(len(p_RW), -1, BLOCK)
-    mass_RN = p_RNB.sum(-1)
-    cumulative_RN = mass_RN.cumsum(-1, dtype=torch.float64)
-    target_R = uniform_R * cumulative_RN[:, -1]
-    block_R = _first_above(cumulative_RN, target_R)
-    before_R = (cumulative_RN - mass_RN).gather(1, block_R[:, None])[:, 0]
-    p_RB = p_RNB[torch.arange(len(p_RW), device=p_RW.device), block_R]
-    return block_R * BLOCK + _first_above(p_RB.cumsum(-1, dtype=torch.float64), target_R - before_R)
-
-
-def _first_above(cumulative_RN: Tensor, target_R: Tensor) -> Tensor:
-    """The first place whose cumulative mass exceeds the target, so one with mass of its own."""
-    total_R = cumulative_RN[:, -1]
-    below_total_R = torch.nextafter(total_R, torch.zeros_like(total_R))
-    target_R = torch.minimum(target_R, below_total_R).clamp(min=0.0)
-    return (cumulative_RN <= target_R[:, None]).sum(-1)
+    cumulative_RV = p_RV.cumsum(-1, dtype=torch.float64)
+    whole_R = cumulative_RV[:, -1]
+    target_R = torch.minimum(uniforms_R * whole_R, torch.nextafter(whole_R, torch.zeros_like(whole_R)))
+    return (cumulative_RV <= target_R[:, None]).sum(-1)

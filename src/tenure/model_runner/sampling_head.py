@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,15 +67,15 @@ class SamplingHead:
         if not drawing:
             return iter(())
         last_R = torch.from_numpy(batch.query_starts_S[1:][drawing] - 1).to(hidden_TD.device)
-        states = [slots.state(rows[index].slot) for index in drawing]
-        sampled = self.sampler.sample(self.model.logits(hidden_TD[last_R]), states)
+        slots_R = np.array([rows[index].slot for index in drawing], dtype=np.int64)
+        sampled = self.sampler.sample(self.model.logits(hidden_TD[last_R]), slots, slots_R)
         return zip(sampled.tokens, sampled.logprobs, sampled.errors, strict=True)
 
     def _prompt_logprobs(
         self, row: Row, hidden_TD: Tensor, slots: Slots
     ) -> tuple[list[TokenLogprobs | None] | None, str | None]:
         """What the row reports of prompt positions, if asked to, or an error; `hidden_TD` is of this row alone."""
-        best = slots.state(row.slot).sampling.prompt_logprobs
+        best = slots.sampling[row.slot].prompt_logprobs
         prompt_length = int(slots.prompt_lengths[row.slot])
         if best is None or row.start >= prompt_length:
             return None, None

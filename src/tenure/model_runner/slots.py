@@ -1,7 +1,7 @@
 """What the runner knows of the occupant of each slot.
 
-State per slot: its generation, its tokens (prompt and output), its block table, its sampling state, what is to be
-pooled of it, and whether it has failed. Owner: the runner, within `launch`. A slot changes in three ways only:
+State per slot: its generation, its tokens (prompt and output), its block table, how it is sampled, what is to be pooled
+of it, and whether it has failed. Owner: the runner, within `launch`. A slot changes in three ways only:
 `occupy` (a `Start`) forgets the former occupant, `extend` (a `Row`) adds blocks, `append` adds the token just drawn.
 Nothing is given back: an occupant that left stays until its slot is leased again, and rows that name another generation
 than the slot's are our bug.
@@ -13,15 +13,18 @@ Everything is kept in arrays with one line per slot, so that a step is put toget
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
 
 from tenure.core.plan import Row, Start
 from tenure.errors import InternalError
+from tenure.kernels.paged_attention import IntArray
+from tenure.kernels.sampling import COPIED, LINE
 from tenure.layers.batch import PackedBatch, pack
-from tenure.model_runner.sampling_state import SamplingState
 from tenure.pooling import PoolingParams
+from tenure.sampling import SamplingParams
 
 
 class Slots:
@@ -32,13 +35,17 @@ class Slots:
         self.generations = np.full(max_slots, np.iinfo(np.int64).min, dtype=np.int64)
         # one place more than the window: the last token drawn is never computed
         self.tokens = np.zeros((max_slots, max_model_len + 1), dtype=np.int32)
-        self.lengths = np.zeros(max_slots, dtype=np.int64)
-        self.prompt_lengths = np.zeros(max_slots, dtype=np.int64)
+        self.lines = np.zeros(max_slots, dtype=LINE)
+        self.lines["tokens"] = self.tokens.ctypes.data + np.arange(max_slots) * self.tokens.strides[0]
+        self.lengths: IntArray = self.lines["length"]
+        self.prompt_lengths: IntArray = self.lines["prompt_length"]
+        self.seeds = np.zeros((max_slots, 2), dtype=np.uint64)  # of the request, and the number of the choice
         self.block_tables = np.zeros((max_slots, -(-max_model_len // block_size)), dtype=np.int64)
         self.block_counts = np.zeros(max_slots, dtype=np.int64)
         self.failed = np.zeros(max_slots, dtype=bool)
-        self.sampling: list[SamplingState | None] = [None] * max_slots
+        self.sampling = [SamplingParams(max_tokens=0)] * max_slots
         self.pooling: list[PoolingParams | None] = [None] * max_slots
+        self._addressed: list[object] = [None] * max_slots
 
     def occupy(self, start: Start) -> None:
         """Forget what was in the slot; the new occupant has a generation of its own."""
@@ -52,8 +59,25 @@ class Slots:
         self.block_counts[slot] = 0
         self.failed[slot] = False
         self.pooling[slot] = start.pooling
-        prompt, output = start.tokens[: start.prompt_length], start.tokens[start.prompt_length :]
-        self.sampling[slot] = SamplingState(start.sampling, start.choice, prompt, output)
+        self.sampling[slot] = start.sampling
+        self.seeds[slot] = start.sampling.seed % 2**64, start.choice
+        self._describe(slot, start.sampling)
+
+    def _describe(self, slot: int, sampling: SamplingParams) -> None:
+        """Write down for the sampler what is the same for all tokens of the occupant."""
+        ends = sampling.eos_token_ids + sampling.stop_token_ids
+        words = [word for word in sampling.bad_words if word]
+        biased, biases = zip(*sampling.logit_bias, strict=True) if sampling.logit_bias else ((), ())
+        numbered_words = chain.from_iterable((len(word), *word) for word in words)
+        ids = np.array([*sampling.allowed_token_ids, *biased, *ends, *numbered_words], dtype=np.int64)
+        addends = np.array(biases, dtype=np.float32)
+        line = self.lines[slot]
+        for name in COPIED:
+            line[name] = getattr(sampling, name)
+        line["num_allowed"], line["num_biased"] = len(sampling.allowed_token_ids), len(biased)
+        line["num_ends"], line["num_words"] = len(ends), len(words)
+        line["ids"], line["biases"] = ids.ctypes.data, addends.ctypes.data
+        self._addressed[slot] = ids, addends
 
     def extend(self, rows: Sequence[Row]) -> None:
         """Take in the new blocks of these rows, and check that each can be computed as it is asked for."""
@@ -79,12 +103,6 @@ class Slots:
         if wrong_S.any():
             raise InternalError(f"{rows[int(wrong_S.argmax())]} does not agree with what its slot holds")
 
-    def state(self, slot: int) -> SamplingState:
-        """The sampling state of an occupied slot."""
-        state = self.sampling[slot]
-        assert state is not None
-        return state
-
     def batch(self, rows: Sequence[Row], device: torch.device) -> PackedBatch:
         """The rows as one packed batch, in their order."""
         slots_S, starts_S, counts_S = np.array([(row.slot, row.start, row.count) for row in rows], dtype=np.int64).T
@@ -100,8 +118,6 @@ class Slots:
         lengths_S = self.lengths[slots_S]
         self.tokens[slots_S, lengths_S] = tokens_S
         self.lengths[slots_S] = lengths_S + 1
-        for slot, token in drawn:
-            self.state(slot).append(token)
 
     def blocks_of(self, row: Row) -> list[int]:
         """The blocks that this row writes to."""
