@@ -1,8 +1,9 @@
 """The text of `/metrics`: made anew at each scrape from the snapshots that `/ledger` reads too."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import asdict
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -15,19 +16,48 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from tenure.observe.counters import CountersSnapshot, WorkStage
 from tenure.observe.metric_table import FIGURES, TABLE, Kind
-from tenure.wire.messages import EngineLedger, HistogramCounts, ModelCard
+from tenure.wire.messages import BlockCounts, EngineLedger, HistogramCounts, ModelCard, SlotCounts
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-PERMITS = ("requests", "items", "tokens")
-_STATES = {
-    "tenure_kv_blocks": ("blocks", ("free", "cached", "leased", "quarantined")),
-    "tenure_slots": ("slots", ("free", "leased")),
-    "tenure_items": ("items", ("waiting", "fetching_kv", "running", "preempted", "stalled")),
-}
-_ENGINE_HISTOGRAMS = ("queue", "prefill", "decode", "inference", "step")
 
-Sample = tuple[tuple[str, ...], float | HistogramCounts]
+Value = float | HistogramCounts
+Sample = tuple[tuple[str, ...], Value]
 """Values of the labels, and the figure."""
+ReadEngine = Callable[[EngineLedger], Value | Mapping[str, Value]]
+"""A figure of one engine, or several by the value of one more label."""
+
+
+def _permits(engine: EngineLedger, field: str) -> dict[str, Value]:
+    kinds = {kind: getattr(getattr(engine.permits, kind), field) for kind in ("requests", "items", "tokens")}
+    return {kind: count for kind, count in kinds.items() if isinstance(count, int)}
+
+
+def _states(counts: BlockCounts | SlotCounts) -> dict[str, Value]:
+    return {state: count for state, count in asdict(counts).items() if state != "total"}
+
+
+_ENGINE: Mapping[str, ReadEngine] = {
+    "tenure_ledger_conserved": lambda e: int(e.conserved),
+    "tenure_queue_seconds": lambda e: e.figures.queue_seconds,
+    "tenure_prefill_seconds": lambda e: e.figures.prefill_seconds,
+    "tenure_decode_seconds": lambda e: e.figures.decode_seconds,
+    "tenure_inference_seconds": lambda e: e.figures.inference_seconds,
+    "tenure_step_seconds": lambda e: e.figures.step_seconds,
+    "tenure_step_rows": lambda e: e.figures.step_rows,
+    "tenure_step_tokens": lambda e: e.figures.step_tokens,
+    "tenure_engine_steps_total": lambda e: e.steps,
+    "tenure_kv_blocks": lambda e: _states(e.blocks),
+    "tenure_slots": lambda e: _states(e.slots),
+    "tenure_items": lambda e: asdict(e.items),
+    "tenure_permits_held": lambda e: _permits(e, "held"),
+    "tenure_permits_limit": lambda e: _permits(e, "limit"),
+    "tenure_tokens_total": lambda e: asdict(e.tokens),
+    "tenure_prompt_tokens_total": lambda e: e.figures.prompt_tokens,
+    "tenure_prefix_cache_queried_tokens_total": lambda e: e.figures.queried_tokens,
+    "tenure_items_finished_total": lambda e: e.finish_reasons,
+    "tenure_preemptions_total": lambda e: e.preemptions,
+    "tenure_unmatched_messages_total": lambda e: e.unmatched_messages,
+}
 
 
 @dataclass(frozen=True)
@@ -62,12 +92,27 @@ def metrics_text(families: Iterable[Metric]) -> bytes:
 
 def tenure_families(readings: Readings) -> Iterator[Metric]:
     """All families of the table, in its order. An engine that does not answer shows `tenure_engine_up` 0 alone."""
-    found: dict[str, list[Sample]] = {"tenure_build_info": [((readings.version,), 1.0)]}
-    for name, labels, value in (*_http(readings), *_engines(readings)):
-        found.setdefault(name, []).append((labels, value))
+    found: dict[str, list[Sample]] = {
+        "tenure_build_info": [((readings.version,), 1.0)],
+        "tenure_engine_up": [(_labels(engine), int(engine.answering)) for engine in readings.engines],
+        **{name: engine_samples(readings, read) for name, read in _ENGINE.items()},
+        **_http(readings),
+    }
     for figure in TABLE:
         yield family(figure.kind, figure.name, figure.meaning, figure.labels, found.pop(figure.name, []))
     assert not found, f"figures that are not in the table: {sorted(found)}"
+
+
+def engine_samples(readings: Readings, read: ReadEngine) -> list[Sample]:
+    """The samples of a figure for the engines that answer."""
+    samples: list[Sample] = []
+    for engine in readings.answering:
+        value = read(engine)
+        if isinstance(value, Mapping):
+            samples += [((*_labels(engine), key), one) for key, one in value.items()]
+        else:
+            samples.append((_labels(engine), value))
+    return samples
 
 
 def family(kind: Kind, name: str, text: str, labels: Sequence[str], samples: Iterable[Sample]) -> Metric:
@@ -99,21 +144,19 @@ def _buckets(counts: HistogramCounts) -> list[tuple[str, float]]:
     return buckets
 
 
-Reading = tuple[str, tuple[str, ...], float | HistogramCounts]
-
-
-def _http(readings: Readings) -> Iterator[Reading]:
+def _http(readings: Readings) -> dict[str, list[Sample]]:
     http = readings.http
-    for path, route in http.routes.items():
-        yield "tenure_requests_arrived_total", (path,), route.arrivals
-    for row in http.by_model:
-        yield "tenure_requests_total", (row.model, row.route, row.outcome.value), row.count
-    for model, stage, count in open_by_stage(readings):
-        yield "tenure_open_requests", (model, stage), count
-    for name, models in http.histograms.items():
-        if f"tenure_{name}" in FIGURES:
-            for model, counts in models.items():
-                yield f"tenure_{name}", (model,), counts
+    histograms: dict[str, list[Sample]] = {
+        f"tenure_{name}": [((model,), counts) for model, counts in models.items()]
+        for name, models in http.histograms.items()
+        if f"tenure_{name}" in FIGURES
+    }
+    return {
+        **histograms,
+        "tenure_requests_arrived_total": [((path,), route.arrivals) for path, route in http.routes.items()],
+        "tenure_requests_total": [((r.model, r.route, r.outcome.value), r.count) for r in http.by_model],
+        "tenure_open_requests": [((model, stage), count) for model, stage, count in open_by_stage(readings)],
+    }
 
 
 def open_by_stage(readings: Readings) -> Iterator[tuple[str, str, int]]:
@@ -131,39 +174,5 @@ def open_by_stage(readings: Readings) -> Iterator[tuple[str, str, int]]:
         yield row.model, "prefill", row.open - waiting
 
 
-def _engines(readings: Readings) -> Iterator[Reading]:
-    for engine in readings.engines:
-        yield "tenure_engine_up", engine_labels(engine), int(engine.answering)
-    for engine in readings.answering:
-        labels = engine_labels(engine)
-        yield "tenure_ledger_conserved", labels, int(engine.conserved)
-        for name, (group, states) in _STATES.items():
-            for state in states:
-                yield name, (*labels, state), getattr(getattr(engine, group), state)
-        for kind in PERMITS:
-            permit = getattr(engine.permits, kind)
-            yield "tenure_permits_held", (*labels, kind), permit.held
-            if isinstance(permit.limit, int):
-                yield "tenure_permits_limit", (*labels, kind), permit.limit
-        yield from _totals(engine, labels)
-
-
-def _totals(engine: EngineLedger, labels: tuple[str, str]) -> Iterator[Reading]:
-    figures = engine.figures
-    for name in _ENGINE_HISTOGRAMS:
-        yield f"tenure_{name}_seconds", labels, getattr(figures, f"{name}_seconds")
-    yield "tenure_step_rows", labels, figures.step_rows
-    yield "tenure_step_tokens", labels, figures.step_tokens
-    yield "tenure_engine_steps_total", labels, engine.steps
-    for kind in engine.tokens.__struct_fields__:
-        yield "tenure_tokens_total", (*labels, kind), getattr(engine.tokens, kind)
-    yield "tenure_prompt_tokens_total", labels, figures.prompt_tokens
-    yield "tenure_prefix_cache_queried_tokens_total", labels, figures.queried_tokens
-    for reason, count in engine.finish_reasons.items():
-        yield "tenure_items_finished_total", (*labels, reason), count
-    yield "tenure_preemptions_total", labels, engine.preemptions
-    yield "tenure_unmatched_messages_total", labels, engine.unmatched_messages
-
-
-def engine_labels(engine: EngineLedger) -> tuple[str, str]:
+def _labels(engine: EngineLedger) -> tuple[str, str]:
     return engine.model, str(engine.index)

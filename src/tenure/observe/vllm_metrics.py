@@ -6,15 +6,15 @@ engine for down: they truly say that there is no adapter, and that an engine tha
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from tenure.observe.metric_table import Kind
-from tenure.observe.metrics import Readings, Sample, engine_labels, family
+from tenure.observe.metrics import ReadEngine, Readings, Sample, Value, engine_samples, family
 from tenure.outcomes import Outcome
-from tenure.wire.messages import EngineLedger, HistogramCounts
+from tenure.wire.messages import EngineLedger
 
 _LABELS = ("model_name", "engine")
 _G, _C, _H = Kind.GAUGE, Kind.COUNTER, Kind.HISTOGRAM
@@ -28,7 +28,9 @@ class _EngineFigure(NamedTuple):
     name: str
     kind: Kind
     text: str
-    read: Callable[[EngineLedger], float | HistogramCounts]
+    read: ReadEngine
+    label: str = ""
+    """The one more by which there are several values."""
 
 
 def _usage(engine: EngineLedger) -> float:
@@ -36,18 +38,31 @@ def _usage(engine: EngineLedger) -> float:
     return (blocks.leased + blocks.quarantined) / blocks.total if blocks.total else 0.0
 
 
-def _waiting(engine: EngineLedger) -> int:
-    return engine.items.waiting + engine.items.preempted
+def _waiting(engine: EngineLedger) -> dict[str, Value]:
+    return {"capacity": engine.items.waiting + engine.items.preempted, "deferred": engine.items.fetching_kv}
 
 
-_ENGINE_FIGURES = (
+def _sources(engine: EngineLedger) -> dict[str, Value]:
+    cached = engine.figures.sequence_cached_tokens
+    computed = engine.figures.sequence_prompt_tokens - cached
+    return {"local_compute": computed, "local_cache_hit": cached, "external_kv_transfer": 0}
+
+
+_AWAKE: dict[str, Value] = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+_FIGURES = (
     _EngineFigure("num_requests_running", _G, "Sequences that run.", lambda e: e.items.running + e.items.stalled),
-    _EngineFigure("num_requests_waiting", _G, "Sequences that wait.", lambda e: _waiting(e) + e.items.fetching_kv),
+    _EngineFigure(
+        "num_requests_waiting",
+        _G,
+        "Sequences that wait.",
+        lambda e: e.items.waiting + e.items.preempted + e.items.fetching_kv,
+    ),
+    _EngineFigure("num_requests_waiting_by_reason", _G, "Why sequences wait.", _waiting, "reason"),
+    _EngineFigure("engine_sleep_state", _G, "An engine that answers is awake.", lambda _: _AWAKE, "sleep_state"),
     _EngineFigure("kv_cache_usage_perc", _G, "Share of KV blocks in use, 0 to 1.", _usage),
     _EngineFigure("prompt_tokens_total", _C, "Tokens of prompts.", lambda e: e.figures.sequence_prompt_tokens),
-    _EngineFigure(
-        "prompt_tokens_cached_total", _C, "Of these from the cache.", lambda e: e.figures.sequence_cached_tokens
-    ),
+    _EngineFigure("prompt_tokens_by_source_total", _C, "Where they come from.", _sources, "source"),
+    _EngineFigure("prompt_tokens_cached_total", _C, "Cached.", lambda e: e.figures.sequence_cached_tokens),
     _EngineFigure("generation_tokens_total", _C, "Tokens sampled.", lambda e: e.tokens.sampled),
     _EngineFigure("num_preemptions_total", _C, "Preemptions.", lambda e: e.preemptions),
     _EngineFigure("prefix_cache_queries_total", _C, "Tokens looked up.", lambda e: e.figures.queried_tokens),
@@ -56,10 +71,8 @@ _ENGINE_FIGURES = (
     _EngineFigure("request_prefill_time_seconds", _H, "Time in prefill.", lambda e: e.figures.prefill_seconds),
     _EngineFigure("request_decode_time_seconds", _H, "Time in decode.", lambda e: e.figures.decode_seconds),
     _EngineFigure("request_inference_time_seconds", _H, "Time in steps.", lambda e: e.figures.inference_seconds),
-    _EngineFigure("request_num_preemptions", _H, "Preemptions of a request.", lambda e: e.figures.request_preemptions),
-    _EngineFigure(
-        "iteration_tokens_total", _H, "Tokens of a step, prompts whole.", lambda e: e.figures.iteration_tokens
-    ),
+    _EngineFigure("request_num_preemptions", _H, "Of a request.", lambda e: e.figures.request_preemptions),
+    _EngineFigure("iteration_tokens_total", _H, "Of a step, prompts whole.", lambda e: e.figures.iteration_tokens),
 )
 _API_FIGURES = {
     "time_to_first_token_seconds": ("time_to_first_token_seconds", "Time to the first token."),
@@ -78,63 +91,27 @@ _API_FIGURES = {
 
 def vllm_families(readings: Readings) -> Iterator[Metric]:
     """Families `vllm:*` with true values."""
-    engines = readings.answering
-    for name, kind, text, read in _ENGINE_FIGURES:
-        samples: list[Sample] = [(engine_labels(engine), read(engine)) for engine in engines]
-        yield family(kind, f"vllm:{name}", text, _LABELS, samples)
+    for name, kind, text, read, label in _FIGURES:
+        labels = (*_LABELS, label) if label else _LABELS
+        yield family(kind, f"vllm:{name}", text, labels, engine_samples(readings, read))
     for name, (counted, text) in _API_FIGURES.items():
         models = readings.http.histograms.get(counted, {})
         measured: list[Sample] = [((model, "0"), counts) for model, counts in models.items() if model]
         yield family(_H, f"vllm:{name}", text, _LABELS, measured)
-    yield _waiting_by_reason(engines)
-    yield _prompts_by_source(engines)
     yield _admission_rejections(readings)
-    yield _sleep_state(engines)
     yield _request_success(readings)
     yield _cache_config(readings)
     yield _lora_requests()
 
 
-def _waiting_by_reason(engines: list[EngineLedger]) -> Metric:
-    samples: list[Sample] = []
-    for engine in engines:
-        samples.append(((*engine_labels(engine), "capacity"), _waiting(engine)))
-        samples.append(((*engine_labels(engine), "deferred"), engine.items.fetching_kv))
-    return family(_G, "vllm:num_requests_waiting_by_reason", "Why sequences wait.", (*_LABELS, "reason"), samples)
-
-
-def _prompts_by_source(engines: list[EngineLedger]) -> Metric:
-    samples: list[Sample] = []
-    for engine in engines:
-        cached = engine.figures.sequence_cached_tokens
-        computed = engine.figures.sequence_prompt_tokens - cached
-        for source, tokens in (("local_compute", computed), ("local_cache_hit", cached), ("external_kv_transfer", 0)):
-            samples.append(((*engine_labels(engine), source), tokens))
-    return family(_C, "vllm:prompt_tokens_by_source_total", "Where prompts come from.", (*_LABELS, "source"), samples)
-
-
 def _admission_rejections(readings: Readings) -> Metric:
     refusals = (Outcome.QUEUE_FULL,)
     samples: list[Sample] = [((model, "queue_full"), _ended(readings, model, refusals)) for model in _models(readings)]
-    return family(
-        _C, "vllm:admission_rejections_total", "Requests refused with 429.", ("model_name", "reason"), samples
-    )
-
-
-def _sleep_state(engines: list[EngineLedger]) -> Metric:
-    states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
-    samples: list[Sample] = [
-        ((*engine_labels(engine), state), value) for engine in engines for state, value in states.items()
-    ]
-    return family(_G, "vllm:engine_sleep_state", "An engine that answers is awake.", (*_LABELS, "sleep_state"), samples)
+    return family(_C, "vllm:admission_rejections_total", "Refused with 429.", ("model_name", "reason"), samples)
 
 
 def _request_success(readings: Readings) -> Metric:
-    samples: list[Sample] = [
-        ((*engine_labels(engine), reason), count)
-        for engine in readings.answering
-        for reason, count in engine.finish_reasons.items()
-    ]
+    samples = engine_samples(readings, lambda e: e.finish_reasons)
     for model in _models(readings):
         for reason, outcomes in _ENDED_BY.items():
             samples.append(((model, "0", reason), _ended(readings, model, outcomes)))
@@ -154,7 +131,7 @@ def _ended(readings: Readings, model: str, outcomes: Sequence[Outcome]) -> int:
 def _cache_config(readings: Readings) -> Metric:
     cards = {card.name: card for card in readings.cards}
     samples: list[Sample] = [
-        ((*engine_labels(engine), str(card.block_size), str(card.num_blocks), card.dtype), 1)
+        ((engine.model, str(engine.index), str(card.block_size), str(card.num_blocks), card.dtype), 1)
         for engine in readings.answering
         if (card := cards.get(engine.model)) is not None
     ]
