@@ -7,6 +7,7 @@ import glob
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -51,6 +52,8 @@ ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
 )
 
 GGUF_MAGIC = b"GGUF"
+_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*(:[^/].*\.gguf)?", re.ASCII)
+"""`org/name`, or `org/name:file.gguf`."""
 HUB_PATTERNS = ("*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*.txt")
 
 
@@ -67,7 +70,7 @@ def resolve_source(source: str, *, endpoint: str | None = None, cache_dir: Path 
     path = Path(source).expanduser()
     if path.exists():
         return _local(path)
-    if _looks_like_hub_id(source):
+    if _HUB_ID.fullmatch(source) and ".." not in source:
         return _from_hub(source, endpoint, cache_dir)
     raise CallerError(
         f"no model at {source!r}: it is no file or folder here, no hub id (org/name), and no built-in alias "
@@ -152,15 +155,6 @@ def _starts_as_gguf(path: Path) -> bool:
             return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
     except OSError as error:
         raise ResourceError(f"{path}: cannot be read: {error.strerror or error}") from error
-
-
-def _looks_like_hub_id(source: str) -> bool:
-    repository, _, filename = source.partition(":")
-    parts = repository.split("/")
-    allowed = all(part and part.replace("-", "").replace("_", "").replace(".", "").isalnum() for part in parts)
-    plain = not any(part.startswith((".", "-")) or ".." in part for part in parts)
-    named = not filename or (filename.endswith(".gguf") and ".." not in filename and not filename.startswith("/"))
-    return len(parts) == 2 and allowed and plain and named and repository.isascii()
 
 
 def _from_hub(source: str, endpoint: str | None, cache_dir: Path | None) -> ResolvedSource:

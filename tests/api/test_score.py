@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tenure.checkpoints.profile import CountedTokens, Expansion, LateInteraction, ModelProfile, Scoring
+from tenure.checkpoints.late_interaction import CountedTokens, Expansion, LateInteraction
+from tenure.checkpoints.profile import ModelProfile, Scoring
 from tenure.config import ApiSettings
 from tenure.pooling import PoolingTask
 from tests.api.generation_rig import assert_refused

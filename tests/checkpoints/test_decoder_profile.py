@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tenure.checkpoints.profile import PoolingMode, Scoring, read_profile
+from tenure.checkpoints.profile import Scoring, read_profile
+from tenure.checkpoints.sentence_modules import PoolingMode
 from tenure.checkpoints.tokens import answer_ids
 from tenure.errors import CallerError, ResourceError
 from tenure.source import ResolvedSource, SourceKind, resolve_source

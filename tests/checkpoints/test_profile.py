@@ -10,7 +10,8 @@ import pytest
 
 from tenure.checkpoints.encoder_config import read_encoder_config
 from tenure.checkpoints.late_interaction import CountedTokens, Expansion, LateInteraction
-from tenure.checkpoints.profile import ModelProfile, PoolingMode, Scoring, read_profile
+from tenure.checkpoints.profile import ModelProfile, Scoring, read_profile
+from tenure.checkpoints.sentence_modules import PoolingMode
 from tenure.errors import CallerError, ResourceError
 from tenure.source import ResolvedSource, SourceKind, resolve_source
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tenure.checkpoints.profile import ModelProfile, PoolingMode, Scoring, read_profile
+from tenure.checkpoints.profile import ModelProfile, Scoring, read_profile
+from tenure.checkpoints.sentence_modules import PoolingMode
 from tenure.models.encoder_loader import load_encoder
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.source import ResolvedSource, SourceKind, resolve_source

@@ -18,7 +18,7 @@ from tenure.checkpoints.encoder_config import (
     read_encoder_config,
 )
 from tenure.checkpoints.json_files import Raw, read_object, sensible
-from tenure.checkpoints.late_interaction import CountedTokens, Expansion, LateInteraction, read_late_interaction
+from tenure.checkpoints.late_interaction import LateInteraction, read_late_interaction
 from tenure.checkpoints.model_config import DECODER_TYPES, read_config
 from tenure.checkpoints.sentence_modules import (
     PoolingMode,
@@ -35,18 +35,6 @@ from tenure.config import TASKS
 from tenure.errors import CallerError, ResourceError
 from tenure.pooling import PoolingTask
 from tenure.source import ResolvedSource, SourceKind
-
-__all__ = [
-    "DOCUMENT_PROMPTS",
-    "QUERY_PROMPTS",
-    "CountedTokens",
-    "Expansion",
-    "LateInteraction",
-    "ModelProfile",
-    "PoolingMode",
-    "Scoring",
-    "read_profile",
-]
 
 QUERY_PROMPTS = ("query",)
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
@@ -172,18 +160,23 @@ def _judge(source: ResolvedSource, no: str = "no", yes: str = "yes") -> ModelPro
     )
 
 
+def _classes(folder: Path, labels: tuple[str, ...], window: int | None) -> ModelProfile:
+    """A classifier of texts, which scores pairs by its only class; an encoder if it has a window."""
+    one = len(labels) == 1
+    return ModelProfile(
+        tasks=("score", "classify") if one else ("classify",),
+        whole_texts=window is not None,
+        scoring=Scoring.CROSS_ENCODER if one else None,
+        max_length=_shorter(window, read_advice(folder).max_length),
+        labels=labels,
+    )
+
+
 def _decoder_classifier(folder: Path, raw: Raw) -> ModelProfile:
     if raw.get("problem_type") == "multi_label_classification":
         raise CallerError(f"{folder}: decoders whose classes exclude each other are served, not those of other kinds")
     with sensible(folder / "config.json", "its classes"):
-        labels = class_labels(raw)
-    one = len(labels) == 1
-    return ModelProfile(
-        tasks=("score", "classify") if one else ("classify",),
-        scoring=Scoring.CROSS_ENCODER if one else None,
-        max_length=read_advice(folder).max_length,
-        labels=labels,
-    )
+        return _classes(folder, class_labels(raw), None)
 
 
 def _last_token_embedding(source: ResolvedSource) -> ModelProfile:
@@ -299,14 +292,7 @@ def _with_token_embeddings(source: ResolvedSource, profile: ModelProfile) -> Mod
 
 
 def _classifier(folder: Path, raw: Raw, config: EncoderConfig) -> ModelProfile:  # noqa: ARG001 - one signature for all
-    one = len(config.labels) == 1
-    return ModelProfile(
-        tasks=("score", "classify") if one else ("classify",),
-        whole_texts=True,
-        scoring=Scoring.CROSS_ENCODER if one else None,
-        max_length=_shorter(config.window, read_advice(folder).max_length),
-        labels=config.labels,
-    )
+    return _classes(folder, config.labels, config.window)
 
 
 def _token_classifier(folder: Path, raw: Raw, config: EncoderConfig) -> ModelProfile:  # noqa: ARG001
@@ -328,5 +314,5 @@ _ENCODERS: Mapping[EncoderHead, Callable[[Path, Raw, EncoderConfig], ModelProfil
 )
 
 
-def _shorter(window: int, recommended: int | None) -> int:
-    return window if recommended is None else min(window, recommended)
+def _shorter(window: int | None, recommended: int | None) -> int | None:
+    return min((length for length in (window, recommended) if length is not None), default=None)

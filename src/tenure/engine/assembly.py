@@ -51,7 +51,10 @@ def assemble(config: EngineConfig) -> Engine:
     """Load the model. Raises CallerError for what cannot be served so, ResourceError for files that are damaged."""
     started = time.monotonic()
     profile = read_profile(config.model.source, config.model.task)
-    loaded = (_encoder if profile.whole_texts else _decoder)(config, profile)
+    tokens = token_ids(config.model.source)
+    loaded = _encoder(config, profile) if profile.whole_texts else _decoder(config, profile, tokens)
+    # A model may have more rows than its tokenizer has tokens.
+    loaded = loaded._replace(vocabulary_size=min(loaded.vocabulary_size, max(tokens) + 1))
     scheduler = Scheduler(
         loaded.limits, cache_seed=secrets.token_bytes(32), prefix_caching=config.enable_prefix_caching
     )
@@ -71,12 +74,12 @@ def _encoder(config: EngineConfig, profile: ModelProfile) -> _Loaded:
     model = load_encoder(config.model.source, profile, _DTYPES[config.dtype], torch.device(config.device))
     window = min(config.max_model_len or model.window, model.window)
     limits = Limits(max_model_len=window, num_slots=config.max_num_seqs)
-    return _Loaded(EncoderRunner(model), limits, _vocabulary_size(config, model.vocab_size), model.dtype)
+    return _Loaded(EncoderRunner(model), limits, model.vocab_size, model.dtype)
 
 
-def _decoder(config: EngineConfig, profile: ModelProfile) -> _Loaded:
+def _decoder(config: EngineConfig, profile: ModelProfile, tokens: frozenset[int]) -> _Loaded:
     source = config.model.source
-    model = load(source, _DTYPES[config.dtype], config.device, head=_output_head(source, profile))
+    model = load(source, _DTYPES[config.dtype], config.device, head=_output_head(source, profile, tokens))
     limits, cache = _make_room(config, model)
     head: Head = (
         SamplingHead(model, Sampler())
@@ -84,18 +87,13 @@ def _decoder(config: EngineConfig, profile: ModelProfile) -> _Loaded:
         else PoolingHead(model, profile.pooling_task, profile.normalize)
     )
     runner = DecoderRunner(model, cache, head, limits.num_slots, limits.max_model_len)
-    return _Loaded(runner, limits, _vocabulary_size(config, model.config.vocab_size), model.dtype)
+    return _Loaded(runner, limits, model.config.vocab_size, model.dtype)
 
 
-def _vocabulary_size(config: EngineConfig, rows: int) -> int:
-    """Ids are below this: a model may have more rows than its tokenizer has tokens."""
-    return min(rows, max(token_ids(config.model.source)) + 1)
-
-
-def _output_head(source: ResolvedSource, profile: ModelProfile) -> OutputHead:
+def _output_head(source: ResolvedSource, profile: ModelProfile, tokens: frozenset[int]) -> OutputHead:
     """What the decoder is to make of its final states: no more than its use asks for."""
     if profile.generates:
-        return TokenHead(token_ids(source))
+        return TokenHead(tokens)
     if profile.answer_tokens is not None:
         no, yes = answer_ids(source, profile.answer_tokens)
         return AnswerHead(no, yes)

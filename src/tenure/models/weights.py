@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -85,39 +84,22 @@ def open_weights(source: ResolvedSource) -> Iterator[WeightReader]:
             yield reader
         return
     with GGUFFile.open(source.path) as file:
-        # The converter reorders rows for the architecture `llama` (Mistral's too), for no other.
-        interleaved = file.metadata.get("general.architecture") == "llama"
+        architecture = str(file.metadata.get("general.architecture"))
         shapes = {name: info.shape for name, info in file.tensors.items()}
-        yield WeightReader(source.path, shapes, partial(_dequantised, file), _gguf_name, interleaved)
+        # The converter reorders rows for the architecture `llama` (Mistral's too), for no other.
+        names, interleaved = _gguf_names(file, architecture), architecture == "llama"
+        yield WeightReader(source.path, shapes, partial(_dequantised, file), names, interleaved)
 
 
-_GGUF_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "model.embed_tokens": "token_embd",
-        "model.norm": "output_norm",
-        "lm_head": "output",
-        "rope_freqs": "rope_freqs",
-        "input_layernorm": "attn_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "self_attn.q_norm": "attn_q_norm",
-        "self_attn.k_norm": "attn_k_norm",
-        "post_attention_layernorm": "ffn_norm",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-    }
-)
+def _gguf_names(file: GGUFFile, architecture: str) -> Callable[[str], str]:
+    """What the gguf library calls the weights of an architecture that `read_config` has accepted."""
+    import gguf  # noqa: PLC0415 - only GGUF models need it
 
-
-def _gguf_name(name: str) -> str:
-    module, _, kind = name.rpartition(".")
-    if not module.startswith("model.layers."):
-        return f"{_GGUF_NAMES[module]}.{kind}"
-    layer, _, part = module.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{_GGUF_NAMES[part]}.{kind}"
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    blocks = file.metadata[f"{architecture}.block_count"]
+    assert isinstance(blocks, int)
+    known = gguf.get_tensor_name_map(kinds[architecture], blocks)
+    return lambda name: known.get_name(name, try_suffixes=(".weight", ".bias")) or name
 
 
 def _dequantised(file: GGUFFile, stored: str) -> torch.Tensor:

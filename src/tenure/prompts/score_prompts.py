@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from tenure.checkpoints.profile import DOCUMENT_PROMPTS, QUERY_PROMPTS, Expansion, ModelProfile
+from tenure.checkpoints.late_interaction import Expansion
+from tenure.checkpoints.profile import DOCUMENT_PROMPTS, QUERY_PROMPTS, ModelProfile
 from tenure.errors import CallerError
 from tenure.http.errors import context_length_exceeded, invalid_request
 from tenure.prompts.text_inputs import TextRules, encode_texts, tokenise_inputs

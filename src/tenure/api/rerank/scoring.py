@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from tenure.api.common.pooling_job import Vectors
-from tenure.checkpoints.profile import CountedTokens
+from tenure.checkpoints.late_interaction import CountedTokens
 from tenure.http.errors import internal_error
 
 Similarity = Callable[[Vectors, Vectors], float]
