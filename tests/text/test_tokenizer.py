@@ -337,8 +337,8 @@ class TestFolder:
         assert tokenizer.frame.around(tokenizer.encode_plain(["ab"])[0]) == tokenizer.encode("ab")
 
     def test_templates_get_the_special_tokens_that_are_named(self, tmp_path):
-        config = {"eos_token": "</s>", "pad_token": {"content": "<pad>"}, "unk_token": None}
-        older = {"pad_token": "<other>", "unk_token": "<unk>", "bos_token": {"content": "<s>"}}
+        config = {"eos_token": "</s>", "pad_token": {"content": "<pad>"}, "cls_token": None}
+        older = {"pad_token": "<other>", "unk_token": "<unk>", "cls_token": "a", "bos_token": {"content": "<s>"}}
         tokenizer = load_folder(save_folder(tmp_path / "m", config=config, special_tokens_map=older))
         expected = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>"}
         assert tokenizer.template_variables == expected

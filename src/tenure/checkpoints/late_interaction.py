@@ -12,7 +12,7 @@ from typing import Any
 
 from tenure.checkpoints.encoder_config import EncoderConfig
 from tenure.checkpoints.json_files import Raw, read_length, read_object, sensible
-from tenure.checkpoints.tokens import folder_tokens
+from tenure.checkpoints.tokens import folder_tokens, named_tokens
 from tenure.errors import CallerError, ResourceError
 
 
@@ -147,25 +147,15 @@ def _expanded(folder: Path, late: LateInteraction, asked: Raw, config: EncoderCo
 def _expansion_token(folder: Path, named: str | None) -> int:
     """The token named, else the tokenizer's mask token, else its end token."""
     known = folder_tokens(folder)
-    name = named or _special_token(folder, "mask_token", known) or _special_token(folder, "eos_token", known)
+    # What Transformers' tokenizers of these models call it by themselves.
+    usual = "[MASK]" if read_object(folder / "config.json").get("model_type") == "bert" else "<mask>"
+    special = {"mask_token": usual if usual in known else None} | named_tokens(folder)
+    name = named or special.get("mask_token") or special.get("eos_token")
     if name is None:
         raise CallerError(f"{folder}: queries are to be lengthened, but the tokenizer names no mask token")
     if name not in known:
         raise ResourceError(f"{folder}: queries are lengthened by {name!r}, which is no token of the model")
     return known[name]
-
-
-def _special_token(folder: Path, kind: str, known: Mapping[str, int]) -> str | None:
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        raw = read_object(folder / name, required=False)
-        if kind in raw:
-            token = raw[kind]["content"] if isinstance(raw[kind], dict) else raw[kind]
-            return None if token is None else str(token)
-    if kind != "mask_token":
-        return None
-    # What Transformers' tokenizers of these models call it by themselves.
-    usual = "[MASK]" if read_object(folder / "config.json").get("model_type") == "bert" else "<mask>"
-    return usual if usual in known else None
 
 
 def _counted(folder: Path, raw: Raw, masks: Sequence[Path] | None) -> LateInteraction:

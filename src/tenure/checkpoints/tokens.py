@@ -6,10 +6,11 @@ from pathlib import Path
 import msgspec
 
 from tenure.checkpoints.gguf import GGUFFile
-from tenure.checkpoints.json_files import read_struct
+from tenure.checkpoints.json_files import read_object, read_struct, sensible
 from tenure.errors import CallerError, ResourceError
 from tenure.source import ResolvedSource, SourceKind
 
+_NAMED = frozenset({"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"})
 UNUSED = 5
 """GGUF's type of the entries that fill up a vocabulary to the rows of the model."""
 
@@ -41,6 +42,21 @@ def folder_tokens(folder: Path) -> dict[str, int]:
         vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
     late = {token.content: index for index, token in config.added_tokens_decoder.items()}
     return {**vocabulary, **late, **{token.content: token.id for token in described.added_tokens}}
+
+
+def named_tokens(folder: Path) -> dict[str, str | None]:
+    """The special tokens of a model folder by their names, such as `pad_token`; None for one that it is not to have.
+
+    Older folders keep some in a file of their own. Raises ResourceError.
+    """
+    found: dict[str, str | None] = {}
+    for path in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
+        with sensible(path, "special tokens"):
+            raw = read_object(path, required=False)
+            for name in _NAMED & raw.keys():
+                token = raw[name]["content"] if isinstance(raw[name], dict) else raw[name]
+                found[name] = None if token is None else str(token)
+    return found
 
 
 def token_ids(source: ResolvedSource) -> frozenset[int]:

@@ -14,11 +14,11 @@ from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Backend
 
 from tenure.checkpoints.json_files import read_object, read_struct
+from tenure.checkpoints.tokens import named_tokens
 from tenure.errors import ResourceError
 from tenure.text.special_tokens import Frame, read_frame, set_frame
 from tenure.text.vocabulary import Coding, Vocabulary
 
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LLAMA_CLASSES = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
 
 
@@ -35,23 +35,12 @@ class _AddedEntry(msgspec.Struct):
     normalized: bool | None = None
 
 
-class _NamedToken(msgspec.Struct):
-    content: str
-
-
 class _NamedTemplate(msgspec.Struct):
     name: str
     template: str
 
 
 class _TokenizerConfig(msgspec.Struct):
-    bos_token: str | _NamedToken | None = None
-    eos_token: str | _NamedToken | None = None
-    unk_token: str | _NamedToken | None = None
-    sep_token: str | _NamedToken | None = None
-    pad_token: str | _NamedToken | None = None
-    cls_token: str | _NamedToken | None = None
-    mask_token: str | _NamedToken | None = None
     tokenizer_class: str | None = None
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
@@ -87,8 +76,8 @@ def read_folder(folder: Path) -> Vocabulary:
     for key in ("query_prefix", "document_prefix"):
         _make_whole(backend, str(pylate.get(key) or ""))
     added = backend.get_added_tokens_decoder()
-    named = _named_tokens(folder, config)
-    bos_token_id, own_end = (backend.token_to_id(named.get(kind, "")) for kind in ("bos_token", "eos_token"))
+    named = {name: token for name, token in named_tokens(folder).items() if token}
+    bos_token_id, own_end = (backend.token_to_id(named.get(name, "")) for name in ("bos_token", "eos_token"))
     _add_asked(backend, config, bos_token_id, own_end)
     special_ids = {index for index, token in added.items() if token.special}
     # Naming a token makes it special, even where tokenizer.json does not say so.
@@ -170,17 +159,6 @@ def _chat_template(folder: Path, config: _TokenizerConfig) -> str | None:
         return config.chat_template
     named = {entry.name: entry.template for entry in config.chat_template}
     return named.get("default")
-
-
-def _named_tokens(folder: Path, config: _TokenizerConfig) -> dict[str, str]:
-    """The special tokens by their names, such as `pad_token`; older folders keep some in a file of their own."""
-    older = read_struct(folder / "special_tokens_map.json", _TokenizerConfig)
-    found = {}
-    for name in _NAMED:
-        token = getattr(config, name) or getattr(older, name)
-        if token:
-            found[name] = token.content if isinstance(token, _NamedToken) else token
-    return found
 
 
 def _add_asked(backend: Backend, config: _TokenizerConfig, bos_token_id: int | None, eos_token_id: int | None) -> None:
