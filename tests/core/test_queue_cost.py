@@ -94,3 +94,11 @@ def test_a_step_costs_the_same_when_nearly_all_of_a_request_is_over() -> None:
     steps(engine, 1_900)
     assert engine.scheduler.snapshot().items[State.WAITING] < 400
     assert costs() == early
+
+
+def test_stalling_costs_the_same_however_many_items_of_the_request_wait() -> None:
+    def cost(texts: int) -> int:
+        engine = Engine(0, Ask(tuple((1 + number % 20, 2, 3) for number in range(texts)), max_tokens=4))
+        return calls_of(lambda: engine.scheduler.stall(0)) + calls_of(lambda: engine.scheduler.resume(0))
+
+    assert cost(10) == cost(8_000)

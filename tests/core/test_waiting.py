@@ -49,19 +49,36 @@ def test_an_item_can_come_back() -> None:
     assert queue.head() is young
 
 
-@settings(deadline=None, database=None, derandomize=True, max_examples=50)
-@given(st.lists(st.tuples(st.integers(0, 99), st.booleans()), max_size=300))
-def test_it_behaves_like_a_sorted_list(steps: list[tuple[int, bool]]) -> None:
-    queue, items = WaitingQueue(), [make(number, number % 3) for number in range(100)]
+STEPS = st.lists(
+    st.tuples(st.integers(0, 99), st.sampled_from(["push", "push", "remove", "stall", "resume"])), max_size=300
+)
+
+
+@settings(deadline=None, database=None, derandomize=True, max_examples=100)
+@given(STEPS)
+def test_it_behaves_like_a_sorted_list(steps: list[tuple[int, str]]) -> None:
+    """A hundred items of twenty requests; what is stalled is in it, but not its head."""
+    requests = [Ask(((1,),) * 5, priority=number % 3).request(number) for number in range(20)]
+    for number, request in enumerate(requests):
+        request.arrival = number
+        for item in request.items:
+            item.turn = 3 * item.index
+    queue, items = WaitingQueue(), [item for request in requests for item in request.items]
     model: set[Item] = set()
-    for number, comes in steps:
-        item = items[number]
-        if comes and item not in model:
+    for number, act in steps:
+        item, request = items[number], items[number].request
+        if act == "push" and item not in model:
             queue.push(item)
             model.add(item)
-        elif not comes and item in model:
+        elif act == "remove" and item in model:
             queue.remove(item)
             model.remove(item)
+        elif act == "stall":
+            request.stalled = True
+        elif act == "resume" and request.stalled:
+            request.stalled = False
+            queue.offer(request)
         assert len(queue) == len(model)
         assert (item in queue) == (item in model)
-        assert queue.head() is min(model, key=lambda candidate: candidate.age, default=None)
+        ready = [candidate for candidate in model if not candidate.request.stalled]
+        assert queue.head() is min(ready, key=lambda candidate: candidate.age, default=None)

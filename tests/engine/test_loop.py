@@ -35,6 +35,7 @@ from tenure.engine.orders import (
 )
 from tenure.engine.pace import Pace
 from tenure.outcomes import FinishReason, Outcome
+from tenure.pooling import PoolingParams, PoolingTask
 from tenure.sampling import SamplingParams
 from tests.calls import calls_of
 from tests.core.model_runner import ScriptedRunner
@@ -302,6 +303,26 @@ def test_a_stalled_request_gets_no_step_until_it_is_resumed() -> None:
     rig.run(Add(request(1, max_tokens=10)), Add(request(2, max_tokens=15)))
     assert [len(plan.rows) for plan in rig.runner.plans] == [2] * 3 + [1] * 5 + [2] * 7
     assert rig.port.tokens == {1: 10, 2: 15}
+
+
+def test_of_a_stalled_request_no_more_texts_are_read_until_it_is_resumed() -> None:
+    rig = Rig(limits=Limits(max_model_len=64, num_slots=4), max_tokens=12)
+    pooled = Request(1, [[1, 2, 3]] * 30, SamplingParams(max_tokens=0), pooling=PoolingParams(task=PoolingTask.EMBED))
+    other = Request(2, [[4] * 12] * 3, SamplingParams(max_tokens=0), pooling=PoolingParams(task=PoolingTask.EMBED))
+    read: list[int] = []
+
+    def pace(told: Told) -> None:
+        read.append(rig.port.tokens[1])
+        if told.step == 2 and told.outputs:
+            rig.orders.put(Stall(1))
+            rig.orders.put(Add(other))
+        if told.step == 5 and told.outputs:
+            rig.orders.put(Resume(1))
+
+    rig.port.on_told = pace
+    rig.run(Add(pooled), ends=2)
+    assert read[:7] == [4, 8, 8, 8, 8, 12, 16]
+    assert rig.port.tokens == {1: 30, 2: 3}
 
 
 def test_a_cancel_ends_a_request_within_the_step() -> None:

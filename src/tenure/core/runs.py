@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tenure.core.ledger import Holder, Lease, Ledger, LedgerError
 from tenure.core.lifecycle import State
 from tenure.core.plan import Start
-from tenure.core.request import Item
+from tenure.core.request import Item, Request
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -99,11 +99,19 @@ class Runs:
     def note_served(self, run: Run) -> None:
         self._running.move_to_end(run.item)
 
-    def stall(self, item: Item) -> None:
-        self._stalled[item] = self._running.pop(item)
+    def stall(self, request: Request) -> list[Item]:
+        """Of the items of a request, those that run do so no longer; returns them."""
+        items = [item for item in self._running if item.request is request]
+        for item in items:
+            self._stalled[item] = self._running.pop(item)
+        return items
 
-    def resume(self, item: Item) -> None:
-        self._running[item] = self._stalled.pop(item)
+    def resume(self, request: Request) -> list[Item]:
+        """Those that are stalled run again."""
+        items = [item for item in self._stalled if item.request is request]
+        for item in items:
+            self._running[item] = self._stalled.pop(item)
+        return items
 
     def end(self, item: Item) -> None:
         """Let go of what the item has, if it has a run; steps in flight may hold its lease for a while."""

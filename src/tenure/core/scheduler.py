@@ -6,7 +6,7 @@
 Nothing here blocks, sleeps or looks at a clock. Mutable state, changed by these methods only:
 
 - `_open`: every request that has not ended or still holds something, with the states of their items.
-- `_waiting`: items in state waiting or preempted, but none of a stalled request.
+- `_waiting`: items in state waiting or preempted; those of stalled requests are passed over.
 - `_runs`: items in state running or stalled, with their slots and blocks.
 - `_steps`: the plans in flight. A step is a holder of the lease of each of its rows, so an item that ends while a step
   runs frees its blocks when that step lands. A caller may keep one plan in flight while it plans the next.
@@ -102,12 +102,8 @@ class Scheduler:
             self.counts.unmatched += 1
             return
         request.stalled = True
-        for item in request.unfinished:
-            if item.state is State.RUNNING:
-                self._open.apply(item, Event.STALL)
-                self._runs.stall(item)
-            elif item in self._waiting:
-                self._waiting.remove(item)
+        for item in self._runs.stall(request):
+            self._open.apply(item, Event.STALL)
 
     def resume(self, number: int) -> None:
         """The caller reads again. Not stalled, or unknown: counted only."""
@@ -116,12 +112,9 @@ class Scheduler:
             self.counts.unmatched += 1
             return
         request.stalled = False
-        for item in request.unfinished:
-            if item.state is State.STALLED:
-                self._open.apply(item, Event.RESUME)
-                self._runs.resume(item)
-            elif item.state in _QUEUEING:
-                self._waiting.push(item)
+        for item in self._runs.resume(request):
+            self._open.apply(item, Event.RESUME)
+        self._waiting.offer(request)
 
     def finish_item(self, number: int, index: int) -> list[Request]:
         """The caller needs no more of this item; returns its request if that was the last thing it held.
@@ -342,11 +335,7 @@ class Scheduler:
 
     def _enqueue(self, item: Item) -> None:
         self._open.apply(item, Event.ENQUEUE)
-        self._await_turn(item)
-
-    def _await_turn(self, item: Item) -> None:
-        if not item.request.stalled:  # else it is put there when its request is resumed
-            self._waiting.push(item)
+        self._waiting.push(item)
 
     def _enqueue_followers(self, item: Item) -> None:
         for follower in item.followers:
@@ -358,7 +347,7 @@ class Scheduler:
         item.preemptions += item.state is State.RUNNING
         self._open.apply(item, Event.PREEMPT)
         self._runs.end(item)
-        self._await_turn(item)
+        self._waiting.push(item)
         self.counts.preemptions += 1
 
     def _leave(self, item: Item, event: Event) -> None:
@@ -419,7 +408,7 @@ class Scheduler:
         items = [item for request in self._open for item in request.unfinished]
         self._runs.audit(items)
         for item in items:
-            if (item in self._waiting) != (item.state in _QUEUEING and not item.request.stalled):
+            if (item in self._waiting) != (item.state in _QUEUEING):
                 raise LedgerError(f"{item} and the queue disagree")
         self._steps.audit()
         owned = {number for request in self._open for number in request.leases}

@@ -11,11 +11,18 @@ from tenure.core.request import Item, Request
 _COMPACT_ABOVE = 64
 
 
+_Entry = tuple[tuple[int, int, int, int], int, Item]
+
+
 class WaitingQueue:
-    """A heap by age. An item that leaves early stays behind as a dead entry, until it surfaces or dead ones abound."""
+    """Heaps by age: the items of each request, and the heads of those heaps. Stalled requests are passed over.
+
+    An entry of what has left, or of a request that is stalled, stays behind until it surfaces or such entries abound.
+    """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int, int, int], int, Item]] = []
+        self._items: dict[Request, list[_Entry]] = {}
+        self._heads: list[_Entry] = []
         self._live: dict[Item, int] = {}  # the number of its living entry
         self._pushed = 0
 
@@ -28,22 +35,34 @@ class WaitingQueue:
     def push(self, item: Item) -> None:
         self._pushed += 1
         self._live[item] = self._pushed
-        heapq.heappush(self._heap, (item.age, self._pushed, item))
+        heapq.heappush(self._items.setdefault(item.request, []), (item.age, self._pushed, item))
+        self.offer(item.request)
 
     def head(self) -> Item | None:
-        """The oldest item, left in place."""
-        while self._heap and not self._alive(self._heap[0]):
-            heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
+        """The oldest item whose request is not stalled, left in place."""
+        while self._heads and (not self._alive(self._heads[0]) or self._heads[0][2].request.stalled):
+            heapq.heappop(self._heads)
+        return self._heads[0][2] if self._heads else None
 
     def remove(self, item: Item) -> None:
         """Take any item out; raises KeyError when it is not there."""
         del self._live[item]
-        if len(self._heap) > _COMPACT_ABOVE and len(self._heap) > 2 * len(self._live):
-            self._heap = [entry for entry in self._heap if self._alive(entry)]
-            heapq.heapify(self._heap)
+        self.offer(item.request)
 
-    def _alive(self, entry: tuple[tuple[int, int, int, int], int, Item]) -> bool:
+    def offer(self, request: Request) -> None:
+        """The oldest item of a request may be the head, now that it has come, that another has left or is resumed."""
+        entries = self._items.get(request, [])
+        while entries and not self._alive(entries[0]):
+            heapq.heappop(entries)
+        if entries:
+            heapq.heappush(self._heads, entries[0])
+        else:
+            self._items.pop(request, None)
+        if len(self._heads) > _COMPACT_ABOVE + 2 * len(self._items):
+            self._heads = [entries[0] for request, entries in self._items.items() if not request.stalled]
+            heapq.heapify(self._heads)
+
+    def _alive(self, entry: _Entry) -> bool:
         return self._live.get(entry[2]) == entry[1]
 
 
