@@ -146,45 +146,60 @@ def test_the_engine_is_stopped(start: Start, script: str) -> None:
     assert server.engine_pid != engine
 
 
-@contextmanager
-def _starved(pid: int, rivals: int) -> Iterator[None]:
-    """A process may run on one core alone, and gets next to nothing of it: `rivals` compute there without a pause."""
-    core = min(os.sched_getaffinity(pid))
-    spin = [sys.executable, "-c", "import sys\nprint(flush=True)\nwhile sys.stdin: pass"]
-    with ExitStack() as stack:
-        for _ in range(rivals):  # each in a session of its own: Linux may share a core out among sessions
-            rival = subprocess.Popen(spin, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
-            stack.enter_context(rival)
+class _Rivals:
+    """Processes that compute without a pause while they starve another one: it gets next to nothing of their core."""
+
+    def __init__(self, stack: ExitStack, count: int) -> None:
+        spin = [sys.executable, "-c", "import sys\nprint(flush=True)\nsys.stdin.read()\nwhile True: pass"]
+        self._rivals = []
+        for _ in range(count):  # each in a session of its own, for Linux may share a core out among sessions
+            pipe = subprocess.PIPE
+            rival = stack.enter_context(subprocess.Popen(spin, stdin=pipe, stdout=pipe, start_new_session=True))
             stack.callback(rival.kill)
             assert rival.stdout is not None
             rival.stdout.readline()
-            os.sched_setaffinity(rival.pid, {core})
+            self._rivals.append(rival)
+
+    @contextmanager
+    def starve(self, pid: int) -> Iterator[None]:
         cores = os.sched_getaffinity(pid)
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            os.setpriority(os.PRIO_PROCESS, int(thread), 19)
-            os.sched_setaffinity(int(thread), {core})
-        with suppress(OSError):
-            Path(f"/proc/{pid}/autogroup").write_text("19")
+        _place(pid, {min(cores)}, 19)
+        for rival in self._rivals:
+            os.sched_setaffinity(rival.pid, {min(cores)})
+            assert rival.stdin is not None
+            rival.stdin.close()
         yield
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        os.sched_setaffinity(int(thread), cores)
+        for rival in self._rivals:
+            rival.kill()
+        _place(pid, cores, 0)
+
+
+def _place(pid: int, cores: set[int], nice: int) -> None:
+    for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+        os.sched_setaffinity(thread, cores)
+        with suppress(PermissionError):  # only root may take it back
+            os.setpriority(os.PRIO_PROCESS, thread, nice)
+    with suppress(OSError):  # where Linux does not share out among sessions
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
 def test_a_machine_that_is_busy_loses_nothing(start: Start, script: str) -> None:
     """An engine that gets no core says nothing for several times the limit. It is waited for."""
     server = start(script, "--engine-heartbeat-timeout", "1.5", "--engine-step-timeout", "1.5")
-    engine = server.engine_pid
+    engine, tokens = server.engine_pid, 1000
     with ExitStack() as stack:
+        rivals = _Rivals(stack, 24)
         wires = [stack.enter_context(server.connect()) for _ in range(3)]
         for number, wire in enumerate(wires):
-            wire.send(post(COMPLETIONS, request(COMPLETIONS, f"stream {number}", 3000, stream=True, ignore_eos=True)))
+            body = request(COMPLETIONS, f"stream {number}", tokens, stream=True, ignore_eos=True)
+            wire.send(post(COMPLETIONS, body))
             assert wire.head()[0] == 200
-        with _starved(engine, rivals=24):
+        with rivals.starve(engine):
             time.sleep(5)  # that nothing comes of it, is what is tested
         for number, wire in enumerate(wires):
             *pieces, last = wire.events()
             assert last == "[DONE]"
-            assert "".join(map(piece_of, pieces)) == recited(f"stream {number}", 3000)
+            assert "".join(map(piece_of, pieces)) == recited(f"stream {number}", tokens)
     assert server.engine_pid == engine
     assert not server.log_lines("is killed")
     assert server.outcomes() == {"ok": 3}
