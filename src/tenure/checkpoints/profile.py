@@ -3,11 +3,10 @@
 No torch here, and no weights are touched.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 
 from tenure.checkpoints.encoder_config import (
     ENCODER_TYPES,
@@ -103,8 +102,11 @@ def read_profile(source: ResolvedSource, task: str | None = None) -> ModelProfil
     if task is not None and task not in TASKS:
         raise CallerError(f"no task {task!r} (there are: {', '.join(TASKS)})")
     profile = _read_own(source)
-    if profile.generates and task in _USES_OF_DECODERS:
-        profile = _USES_OF_DECODERS[task](source)
+    if profile.generates and task == PoolingTask.EMBED:
+        # Any decoder can be read so, whatever its embeddings are worth.
+        profile = _decoder_embedding(source, {}, SentenceModules(pooling=PoolingMode.LAST, normalize=True))
+    elif profile.generates and task in ("score", "classify"):
+        profile = _judge(source)
     if task is None or task == profile.tasks[0]:
         return profile
     if task not in profile.tasks:
@@ -119,9 +121,8 @@ def _read_own(source: ResolvedSource) -> ModelProfile:
     if source.kind is SourceKind.GGUF:
         return ModelProfile(tasks=("generate",))
     raw = read_object(source.path / "config.json")
-    head = encoder_head(raw)
-    if head is not None:
-        return _ENCODERS[head](source.path, raw, read_encoder_config(source.path))
+    if encoder_head(raw) is not None:
+        return _encoder(source.path, raw, read_encoder_config(source.path))
     if raw.get("model_type") in ENCODER_TYPES:
         read_encoder_config(source.path)  # raises: it says which heads of this type are served
     if raw.get("model_type") not in DECODER_TYPES:
@@ -179,26 +180,30 @@ def _decoder_classifier(folder: Path, raw: Raw) -> ModelProfile:
         return _classes(folder, class_labels(raw), None)
 
 
-def _last_token_embedding(source: ResolvedSource) -> ModelProfile:
-    """Any decoder can be read so, whatever its embeddings are worth."""
-    return _decoder_embedding(source, {}, SentenceModules(pooling=PoolingMode.LAST, normalize=True))
-
-
 def _decoder_embedding(source: ResolvedSource, raw: Raw, modules: SentenceModules) -> ModelProfile:
     if modules.pooling is not PoolingMode.LAST or modules.dense:
         raise CallerError(
             f"{source.path}: of decoders the last token is pooled (lasttoken), and no Dense module may follow: "
             "what is computed of a text in chunks, or found in the cache, has no states of its other tokens"
         )
-    size, advice = read_config(source).hidden_size, _advice(source)
-    return ModelProfile(
+    embedder = _embedder(raw, read_config(source).hidden_size, _advice(source), None)
+    return replace(
+        embedder,
         tasks=("embed", "score"),
         scoring=Scoring.BI_ENCODER,
         pooling=PoolingMode.LAST,
         normalize=modules.normalize,
+    )
+
+
+def _embedder(raw: Raw, size: int, advice: UsageAdvice, window: int | None) -> ModelProfile:
+    """What all embedding models have, to be completed. Encoders have a window."""
+    return ModelProfile(
+        tasks=(),
+        whole_texts=window is not None,
         embedding_size=size,
         dimensions=matryoshka_sizes(raw, size),
-        max_length=advice.max_length,
+        max_length=_shorter(window, advice.max_length),
         prompts=advice.prompts,
         default_prompt=advice.default_prompt,
     )
@@ -208,10 +213,16 @@ def _advice(source: ResolvedSource) -> UsageAdvice:
     return read_advice(source.path) if source.kind is SourceKind.FOLDER else UsageAdvice()
 
 
-_USES_OF_DECODERS: Mapping[str | None, Callable[[ResolvedSource], ModelProfile]] = MappingProxyType(
-    {"embed": _last_token_embedding, "score": _judge, "classify": _judge}
-)
-"""What else a decoder may be used for that generates by its own files."""
+def _encoder(folder: Path, raw: Raw, config: EncoderConfig) -> ModelProfile:
+    match config.head:
+        case EncoderHead.NONE:
+            return _embedding(folder, raw, config)
+        case EncoderHead.TOKEN_PROJECTION:
+            return _late_interaction(folder, raw, config, config.projection_size)
+        case EncoderHead.CLASSES:
+            return _classes(folder, config.labels, config.window)
+        case EncoderHead.TOKEN_CLASSES:
+            return replace(_classes(folder, config.labels, config.window), tasks=("token_classify",), scoring=None)
 
 
 def _embedding(folder: Path, raw: Raw, config: EncoderConfig) -> ModelProfile:
@@ -221,19 +232,12 @@ def _embedding(folder: Path, raw: Raw, config: EncoderConfig) -> ModelProfile:
         modules = SentenceModules(pooling=PoolingMode.MEAN)
     if modules.pooling is None:
         return _late_interaction(folder, raw, config, _width(modules, config))
-    size = _width(modules, config)
-    advice = read_advice(folder)
-    return ModelProfile(
+    return replace(
+        _embedder(raw, _width(modules, config), read_advice(folder), config.window),
         tasks=("embed", "token_embed", "score"),
-        whole_texts=True,
         scoring=Scoring.BI_ENCODER,
         pooling=modules.pooling,
         normalize=modules.normalize,
-        embedding_size=size,
-        dimensions=matryoshka_sizes(raw, size),
-        max_length=_shorter(config.window, advice.max_length),
-        prompts=advice.prompts,
-        default_prompt=advice.default_prompt,
     )
 
 
@@ -247,34 +251,23 @@ def _width(modules: SentenceModules, config: EncoderConfig) -> int:
     return width
 
 
-def _projected_tokens(folder: Path, raw: Raw, config: EncoderConfig) -> ModelProfile:
-    return _late_interaction(folder, raw, config, config.projection_size)
-
-
 def _late_interaction(folder: Path, raw: Raw, config: EncoderConfig, size: int) -> ModelProfile:
     advice = read_advice(folder, sides=True)
     late = read_late_interaction(folder, read_token_masks(folder), config)
     recommended = advice.max_length
     if recommended is not None and late.longest > recommended:
         # The side without a length of its own keeps to what is recommended for all texts.
-        late = replace(
-            late,
-            query_length=late.query_length or recommended,
-            document_length=late.document_length or recommended,
-        )
-    return ModelProfile(
+        query, document = late.query_length or recommended, late.document_length or recommended
+        late = replace(late, query_length=query, document_length=document)
+        # Lengths of its own win over what it recommends for all texts.
+        advice = replace(advice, max_length=late.longest)
+    return replace(
+        _embedder(raw, size, advice, config.window),
         tasks=("token_embed", "score"),
-        whole_texts=True,
         scoring=Scoring.LATE_INTERACTION,
         late_interaction=late,
         # MaxSim compares directions.
         normalize=True,
-        embedding_size=size,
-        dimensions=matryoshka_sizes(raw, size),
-        # Lengths of its own win over what it recommends for all texts.
-        max_length=_shorter(config.window, None if recommended is None else max(recommended, late.longest)),
-        prompts=advice.prompts,
-        default_prompt=advice.default_prompt,
     )
 
 
@@ -289,29 +282,6 @@ def _with_token_embeddings(source: ResolvedSource, profile: ModelProfile) -> Mod
         embedding_size=size,
         dimensions=(),
     )
-
-
-def _classifier(folder: Path, raw: Raw, config: EncoderConfig) -> ModelProfile:  # noqa: ARG001 - one signature for all
-    return _classes(folder, config.labels, config.window)
-
-
-def _token_classifier(folder: Path, raw: Raw, config: EncoderConfig) -> ModelProfile:  # noqa: ARG001
-    return ModelProfile(
-        tasks=("token_classify",),
-        whole_texts=True,
-        max_length=_shorter(config.window, read_advice(folder).max_length),
-        labels=config.labels,
-    )
-
-
-_ENCODERS: Mapping[EncoderHead, Callable[[Path, Raw, EncoderConfig], ModelProfile]] = MappingProxyType(
-    {
-        EncoderHead.NONE: _embedding,
-        EncoderHead.TOKEN_PROJECTION: _projected_tokens,
-        EncoderHead.CLASSES: _classifier,
-        EncoderHead.TOKEN_CLASSES: _token_classifier,
-    }
-)
 
 
 def _shorter(window: int | None, recommended: int | None) -> int | None:

@@ -20,7 +20,7 @@ class PoolingMode(StrEnum):
     CLS = "cls"
     MEAN = "mean"
     MAX = "max"
-    LAST = "last"
+    LAST = "lasttoken"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +150,12 @@ def _pooling(folder: Path) -> PoolingMode:
         flags = [key for key in raw if key.startswith("pooling_mode_") and raw[key]]
         modes = [key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for key in flags]
         modes = modes or ["mean"]
-    names = {"lasttoken": PoolingMode.LAST, **{str(m): m for m in (PoolingMode.CLS, PoolingMode.MEAN, PoolingMode.MAX)}}
-    if len(modes) != 1 or modes[0] not in names:
-        raise CallerError(
-            f"{folder}: pooling by {', '.join(modes)} is not served (one of {', '.join(sorted(names))} is)"
-        )
+    if len(modes) != 1 or modes[0] not in list(PoolingMode):
+        served = ", ".join(sorted(PoolingMode))
+        raise CallerError(f"{folder}: pooling by {', '.join(modes)} is not served (one of {served} is)")
     if raw.get("include_prompt") is False:
         raise CallerError(f"{folder}: pooling that leaves out the prompt is not served")
-    return names[modes[0]]
+    return PoolingMode(modes[0])
 
 
 _DENSE_ACTIVATIONS: Mapping[str, str] = MappingProxyType(
