@@ -10,7 +10,6 @@ from tenure.api.common.call import Call
 from tenure.api.common.job import Job
 from tenure.api.common.reply import ReplyHead, Usage, fingerprint
 from tenure.client import EndOfGeneration, GenerationHandle, Opener
-from tenure.http.event_stream import EventStream
 from tenure.wire.messages import ItemOutput
 
 _CHARACTERS_PER_LOGPROB = 64
@@ -48,54 +47,42 @@ async def _stream(call: Call, handle: GenerationHandle, job: Job, head: ReplyHea
     answer = Answer(job)
     chunks = form.chunks(job, head, answer.usage)
     async with call.event_stream() as stream:
+
+        async def send(events: Iterator[bytes]) -> None:
+            for event in events:
+                await stream.send(event)
+
         outputs = await _receive(handle)
         if outputs is not None:
-            for chunk in chunks.opening():
-                await stream.send(chunk)
+            await send(chunks.opening())
         while outputs is not None:
-            for output in outputs:
-                await _send_piece(stream, handle, answer, chunks, output, ends_stream=not job.report.include_usage)
+            for piece in _pieces(handle, answer, outputs):
+                await send(chunks.piece(piece, last=answer.unfinished == 0 and not job.report.include_usage))
             outputs = await _receive(handle)
         _check_complete(answer)
-        for chunk in chunks.ending():
-            await stream.send(chunk)
+        await send(chunks.ending())
         await stream.done()
-
-
-async def _send_piece(
-    stream: EventStream,
-    handle: GenerationHandle,
-    answer: Answer,
-    chunks: Chunks,
-    output: ItemOutput,
-    *,
-    ends_stream: bool,
-) -> None:
-    piece = answer.take(output)
-    if piece is None:
-        return
-    if piece.engine_goes_on:
-        handle.finish_item(piece.index)
-    for chunk in chunks.piece(piece, last=ends_stream and answer.unfinished == 0):
-        await stream.send(chunk)
 
 
 async def _answer_whole(call: Call, handle: GenerationHandle, job: Job, head: ReplyHead, form: Format) -> None:
     answer = Answer(job)
     records = [Record() for _ in range(job.items)]
-    outputs = await _receive(handle)
-    while outputs is not None:
-        for output in outputs:
-            piece = answer.take(output)
-            if piece is None:
-                continue
-            if piece.engine_goes_on:
-                handle.finish_item(piece.index)
+    while (outputs := await _receive(handle)) is not None:
+        for piece in _pieces(handle, answer, outputs):
             records[piece.index].add(piece)
-        outputs = await _receive(handle)
     _check_complete(answer)
     body = await call.compute(lambda: form.body(job, head, records, answer.usage()), _size(job, records))
     await call.respond(200, body)
+
+
+def _pieces(handle: GenerationHandle, answer: Answer, outputs: Sequence[ItemOutput]) -> Iterator[Piece]:
+    """What the answer grows by. An item that a stop string has ended is no more computed."""
+    for output in outputs:
+        piece = answer.take(output)
+        if piece is not None:
+            if piece.engine_goes_on:
+                handle.finish_item(piece.index)
+            yield piece
 
 
 async def _receive(handle: GenerationHandle) -> Sequence[ItemOutput] | None:

@@ -21,7 +21,6 @@ class ReportOptions:
     """Tokens print as `token_id:N`."""
     prompt_logprobs: int | None = None
     """Alternatives per prompt token; -1 all."""
-    prompt_text: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
 
@@ -31,14 +30,14 @@ class Job:
     """Items are numbered prompt * n + choice."""
 
     model: TextModel
-    prompts: Sequence[list[int]]
-    prompt_texts: Sequence[str]
-    """One per prompt; empty unless the response shows them."""
     n: int
-    sampling: SamplingParams
     text: TextOptions
     report: ReportOptions
     stream: bool
+    sampling: SamplingParams
+    prompts: Sequence[list[int]] = ()
+    prompt_texts: Sequence[str] = ()
+    """One per prompt; empty unless the response shows them."""
     stream_interval: int = 1
     """Tokens per streamed chunk at least."""
     echo_prompt: bool = False

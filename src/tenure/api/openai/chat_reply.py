@@ -70,7 +70,7 @@ def chat_body(job: Job, head: ReplyHead, records: Sequence[Record], usage: Usage
             usage=usage,
             prompt_logprobs=shown_prompt_logprobs(job, 0, records[0]),
             prompt_token_ids=job.prompts[0] if job.report.token_ids else None,
-            prompt_text=job.prompt_texts[0] if job.report.prompt_text else None,
+            prompt_text=job.prompt_texts[0] if job.prompt_texts else None,
         )
     )
 
@@ -97,5 +97,5 @@ def _prompt(job: Job) -> dict[str, object]:
     """What the first chunk tells of the prompt."""
     return {
         "prompt_token_ids": job.prompts[0] if job.report.token_ids else UNSET,
-        "prompt_text": job.prompt_texts[0] if job.report.prompt_text else UNSET,
+        "prompt_text": job.prompt_texts[0] if job.prompt_texts else UNSET,
     }

@@ -1,6 +1,6 @@
 """What the answers of the generation routes have in common: chunks of streams, finish reasons, logprobs of prompts."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import UNSET
 
@@ -39,32 +39,31 @@ class ChunkWriter:
         more: Mapping[str, object] | None = None,
     ) -> bytes:
         """A chunk with one choice and the fields `more`, which the route has alone; `last`: no other chunk follows."""
+        return self._chunk([choice], usage=self._continuous_usage, last=last, more=more or {})
+
+    def ending(self) -> Iterator[bytes]:
+        """The chunk without choices that ends a stream with `include_usage`."""
+        if self._include_usage:
+            yield self._chunk([], usage=True, last=True, more={})
+
+    def _chunk(
+        self,
+        choices: Sequence[ChatChunkChoice | CompletionChunkChoice],
+        *,
+        usage: bool,
+        last: bool,
+        more: Mapping[str, object],
+    ) -> bytes:
         head = self._head
         return ENCODER.encode(
             self._kind(
                 id=head.id,
                 created=head.created,
                 model=head.model,
-                choices=[choice],
-                usage=self._usage() if self._continuous_usage else UNSET,
+                choices=choices,
+                usage=self._usage() if usage else UNSET,
                 system_fingerprint=head.fingerprint if last else UNSET,
-                **(more or {}),
-            )
-        )
-
-    def ending(self) -> Iterator[bytes]:
-        """The chunk without choices that ends a stream with `include_usage`."""
-        if not self._include_usage:
-            return
-        head = self._head
-        yield ENCODER.encode(
-            self._kind(
-                id=head.id,
-                created=head.created,
-                model=head.model,
-                choices=[],
-                usage=self._usage(),
-                system_fingerprint=head.fingerprint,
+                **more,
             )
         )
 
