@@ -1,33 +1,30 @@
 """A walk over the whole route table with the real guard: work is counted once, watched once and ended once; nothing
 else is counted. A new work route needs an example body here."""
 
-import asyncio
 import json
 import logging
 import re
-import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field
 
 import anyio
 import pytest
-import uvicorn
 
 from tenure.api.app import build_app, route_table
 from tenure.checkpoints.profile import ModelProfile, Scoring
 from tenure.client.engine import client_left
 from tenure.config import HttpLimits
-from tenure.http.guard import Guard
-from tenure.http.protocol import http_protocol
 from tenure.http.routes import Route
+from tenure.http.web_server import web_server
 from tenure.observe.counters import WORK_PATHS, CounterSchema, SharedCounters
 from tenure.observe.reporting import RequestObserver
 from tenure.outcomes import Outcome
 from tenure.wire.messages import Submit
 from tests.api.generation_rig import ByteTokenizer, FakeEngine, FakeHandle, Rig, say_hello
 from tests.api.pooling_rig import LABELS, SIZE, answers, classify, embed
-from tests.api.rig import RawClient, post, run
+from tests.http.web_server import RawClient, WebServer, post
+from tests.tasks import run, until
 
 ALL = ModelProfile(
     tasks=("generate", "embed", "token_embed", "score", "classify"),
@@ -88,43 +85,14 @@ def _script(submit: Submit):
 
 
 @dataclass
-class Walk:
-    """A running server of every route."""
+class Walk(WebServer):
+    """Every route, with one engine."""
 
-    port: int
-    guard: Guard
-    counters: SharedCounters
-    engine: HeldEngine
+    engine: HeldEngine = field(default_factory=HeldEngine)
 
-    def load(self) -> int:
-        return self.counters.snapshot().open
-
-    async def until(self, condition) -> None:
-        with anyio.fail_after(30):
-            while not condition():  # noqa: ASYNC110 -- what is waited for is plain state, which tells nobody
-                await anyio.sleep(0.001)
-
-    async def at_rest(self, **outcomes: int) -> None:
-        """Nothing is open any more, and what was open has been counted as `outcomes` says."""
-        await self.until(lambda: self.guard.snapshot().open == 0 and self.guard.snapshot().watchers == 0)
-        now = self.counters.snapshot()
-        assert (now.open, now.outcomes, now.arrivals) == (0, outcomes, sum(outcomes.values()))
+    async def idle(self, **outcomes: int) -> None:
+        await super().idle(**outcomes)
         assert self.engine.open_scopes == 0
-        self.counters.audit()
-
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[RawClient]:
-        client = RawClient(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20))
-        try:
-            yield client
-        finally:
-            client.close()
-
-
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 @asynccontextmanager
@@ -132,18 +100,14 @@ async def walking() -> AsyncIterator[Walk]:
     limits, engine = HttpLimits(), HeldEngine()
     context = Rig(profile=ALL, tokenizer=ByteTokenizer(True, True), engine=engine).context
     schema = CounterSchema(workers=1, routes=TABLE.work_paths(), models=("tiny",))
-    with closing(SharedCounters.create(schema)) as counters, socket.create_server(("127.0.0.1", 0)) as listener:
+    with closing(SharedCounters.create(schema)) as counters:
         guard = build_app(context, RequestObserver(counters.worker(0)), limits)
-        server = _Server(uvicorn.Config(guard, http=http_protocol(limits), ws="none", log_config=None, lifespan="off"))
-        walk = Walk(listener.getsockname()[1], guard, counters, engine)
-        async with anyio.create_task_group() as group:
-            group.start_soon(server.serve, [listener])
-            await walk.until(lambda: server.started)
+        walk = Walk(guard, counters, web_server(guard, limits), engine=engine)
+        async with walk.listening():
             try:
                 yield walk
             finally:
                 engine.release.set()
-                server.should_exit = True
 
 
 def request_of(route: Route, method: str) -> bytes:
@@ -160,16 +124,15 @@ def request_of(route: Route, method: str) -> bytes:
 def test_work_is_counted_while_it_is_done(route, method):
     async def scenario():
         async with walking() as walk, walk.client() as client:
-            assert walk.load() == 0
+            assert walk.counts().open == 0
             client.send(request_of(route, method))
-            await walk.until(lambda: walk.engine.open_scopes == 1)
-            assert walk.load() == 1
+            await until(lambda: walk.engine.open_scopes == walk.guard.snapshot().watchers == 1)
+            assert walk.counts().open == 1
             assert walk.guard.snapshot().open == 1
-            assert walk.guard.snapshot().watchers == 1
             walk.engine.release.set()
             reply = await client.reply()
             assert reply.status == 200, reply.body
-            await walk.at_rest(ok=1)
+            await walk.idle(ok=1)
             assert len(walk.engine.submitted) == 1, "one request of the engine"
 
     run(scenario)
@@ -183,10 +146,10 @@ def test_a_client_that_leaves_ends_its_work_once(route, method, leave, caplog):
     async def scenario():
         async with walking() as walk, walk.client() as client:
             client.send(request_of(route, method))
-            await walk.until(lambda: walk.engine.open_scopes == 1)
-            assert walk.load() == 1
+            await until(lambda: walk.engine.open_scopes == 1)
+            assert walk.counts().open == 1
             leave(client)
-            await walk.at_rest(client_cancelled=1)
+            await walk.idle(client_cancelled=1)
 
     caplog.set_level(logging.INFO, "tenure.access")
     run(scenario)
@@ -202,8 +165,8 @@ def test_what_is_no_work_is_not_counted(route, method):
             client.send(request_of(route, method))
             reply = await client.reply()
             assert reply.status < 500, reply.body
-            assert walk.load() == 0
-            await walk.at_rest()
+            assert walk.counts().open == 0
+            await walk.idle()
 
     run(scenario)
 

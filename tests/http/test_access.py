@@ -6,32 +6,23 @@ from tenure.api.app import route_table
 from tenure.config import ApiSettings, CorsConfig
 from tenure.http.cors import add_cors_headers, answer_preflights
 from tests.api.generation_rig import Rig
-from tests.api.rig import LIMITS, Reply, post, run, serving
+from tests.http.rig import LIMITS, serving, talk
+from tests.http.web_server import Reply, post
+from tests.tasks import run, until
 
 OPEN_PATHS = {"/health", "/ready", "/ping", "/version"}
 CORS = CorsConfig(origins=("https://pages.example",), methods=("POST",), headers=("authorization", "x-request-id"))
 
 
-def talk(*requests: bytes, cors: CorsConfig = CORS, keys: tuple[str, ...] = (), **outcomes: int) -> list[Reply]:
-    """Send requests one after the other, each over a connection of its own; returns the answers."""
-    replies = []
-
-    async def scenario() -> None:
-        def inside(app):
-            return answer_preflights(app, cors)
-
-        def outside(app):
-            return add_cors_headers(app, cors)
-
-        async with serving(inside=inside, outside=outside, keys=keys) as rig:
-            for request in requests:
-                async with rig.client() as client:
-                    client.send(request)
-                    replies.append(await client.reply())
-            await rig.idle(**outcomes)
-
-    run(scenario)
-    return replies
+def cors_talk(*requests: bytes, cors: CorsConfig = CORS, keys: tuple[str, ...] = (), **outcomes: int) -> list[Reply]:
+    """As `talk`, to a server whose answers other origins may read as `cors` says."""
+    return talk(
+        *requests,
+        keys=keys,
+        inside=lambda app: answer_preflights(app, cors),
+        outside=lambda app: add_cors_headers(app, cors),
+        **outcomes,
+    )
 
 
 # Keys
@@ -129,13 +120,13 @@ def allowed(reply: Reply) -> str | None:
 
 
 def test_pages_of_other_origins_are_shut_out_by_default() -> None:
-    replies = talk(preflight("https://pages.example"), post("/hello", origin="https://x"), cors=CorsConfig(), ok=1)
+    replies = cors_talk(preflight("https://pages.example"), post("/hello", origin="https://x"), cors=CorsConfig(), ok=1)
     assert [reply.status for reply in replies] == [204, 200]
     assert not [name for reply in replies for name in reply.headers if name.startswith("access-control")]
 
 
 def test_a_preflight_needs_no_key_and_is_no_work() -> None:
-    (reply,) = talk(preflight("https://pages.example"), keys=("k",))
+    (reply,) = cors_talk(preflight("https://pages.example"), keys=("k",))
     assert (reply.status, allowed(reply)) == (200, "https://pages.example")
     assert reply.headers["access-control-allow-methods"] == "POST"
     assert "authorization" in reply.headers["access-control-allow-headers"]
@@ -146,14 +137,14 @@ def test_a_preflight_needs_no_key_and_is_no_work() -> None:
     "request_", [preflight("https://other.example"), preflight("https://pages.example", "DELETE"), preflight("null")]
 )
 def test_a_preflight_for_what_is_not_allowed(request_: bytes) -> None:
-    (reply,) = talk(request_)
+    (reply,) = cors_talk(request_)
     assert reply.status == 400
     assert allowed(reply) in (None, "https://pages.example")
 
 
 def test_answers_and_errors_can_be_read_by_the_page() -> None:
     ours = {"origin": "https://pages.example"}
-    replies = talk(
+    replies = cors_talk(
         post("/hello", x_api_key="k", **ours),
         post("/hello", **ours),
         post("/nowhere", **ours),
@@ -175,18 +166,18 @@ def test_answers_and_errors_can_be_read_by_the_page() -> None:
 
 
 def test_other_pages_get_no_leave_to_read_an_answer() -> None:
-    (reply,) = talk(post("/hello", origin="https://other.example"), ok=1)
+    (reply,) = cors_talk(post("/hello", origin="https://other.example"), ok=1)
     assert (reply.status, allowed(reply)) == (200, None)
 
 
 def test_all_origins() -> None:
     everyone = CorsConfig(origins=("*",))
-    for reply in talk(
+    for reply in cors_talk(
         preflight("https://a", "DELETE", "x-any"), post("/hello", origin="https://a"), cors=everyone, ok=1
     ):
         assert (reply.status, allowed(reply)) == (200, "*")
     cookies = CorsConfig(origins=("*",), credentials=True)
-    for reply in talk(preflight("https://a"), post("/hello", origin="https://a"), cors=cookies, ok=1):
+    for reply in cors_talk(preflight("https://a"), post("/hello", origin="https://a"), cors=cookies, ok=1):
         assert (reply.status, allowed(reply)) == (200, "https://a")
         assert reply.headers["access-control-allow-credentials"] == "true"
 
@@ -230,7 +221,7 @@ def test_routes_with_and_without_the_prefix(path: str, status: int) -> None:
             async with rig.client() as client:
                 client.send(post(path))  # the prefix is no way around the key
                 assert (await client.reply()).status == (401 if status == 200 else status)
-            await rig.until(lambda: rig.guard.snapshot().open == 0)
+            await until(lambda: rig.guard.snapshot().open == 0)
 
     run(scenario)
 

@@ -1,28 +1,12 @@
 """What the guard refuses and in which order, what it adds to responses, and how failures look to a client."""
 
-import logging
-
 import anyio
 import pytest
 
 from tenure.config import HttpLimits
-from tests.api.rig import BULK, LIMITS, Reply, post, run, serving
-
-
-def talk(*requests: bytes, keys: tuple[str, ...] = (), limits: HttpLimits = LIMITS, **outcomes: int) -> list[Reply]:
-    """Send requests on one connection each; the replies, after checking that `outcomes` were counted."""
-    replies: list[Reply] = []
-
-    async def scenario() -> None:
-        async with serving(keys=keys, limits=limits) as rig:
-            for request in requests:
-                async with rig.client() as client:
-                    client.send(request)
-                    replies.append(await client.reply())
-            await rig.idle(**outcomes)
-
-    run(scenario)
-    return replies
+from tests.http.rig import BULK, LIMITS, serving, talk
+from tests.http.web_server import post
+from tests.tasks import run, until
 
 
 def test_an_answer_carries_the_label_and_an_id_of_our_own() -> None:
@@ -278,7 +262,7 @@ def test_work_that_is_ended_by_the_server_says_so() -> None:
             waiting.send(post("/wait"))
             streaming.send(post("/stream"))
             await streaming.until(b'{"n":2}\n\n')
-            await rig.until(lambda: rig.context.running == 2)
+            await until(lambda: rig.context.running == 2)
             rig.guard.end_open("The server is shutting down.")
             reply = await waiting.reply()
             assert (reply.status, reply.code) == (503, "engine_unavailable")
@@ -294,7 +278,7 @@ def test_pipelined_requests_are_answered_in_order() -> None:
     async def scenario() -> None:
         async with serving() as rig, rig.client() as client:
             client.send(post("/wait", x_request_id="first") + post("/hello", b"{ }", x_request_id="second"))
-            await rig.until(lambda: rig.context.running == 1)
+            await until(lambda: rig.context.running == 1)
             client.send(post("/hello", x_request_id="third"))
             with anyio.move_on_after(0.02):
                 await client.reader.read(1)
@@ -308,7 +292,6 @@ def test_pipelined_requests_are_answered_in_order() -> None:
 
 
 def test_the_access_log_has_one_line_per_work_request(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "tenure.access")
     talk(
         post("/hello", b'{"secret":1}', authorization="Bearer hush", x_request_id='"quoted"'),
         post("/hello", content_type="text/plain"),

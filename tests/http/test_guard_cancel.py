@@ -11,7 +11,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tests.api.rig import RawClient, post, run, serving
+from tests.http.rig import serving
+from tests.http.web_server import RawClient, post
+from tests.tasks import run, until
 
 LEAVING: dict[str, Callable[[RawClient], None]] = {
     "close": RawClient.close,
@@ -68,16 +70,14 @@ def test_before_the_first_byte(loop: str, leave: Callable[[RawClient], None], ca
     async def scenario() -> None:
         async with serving() as rig, rig.client() as client:
             client.send(post("/wait", x_request_id="mine"))
-            await rig.until(lambda: rig.context.running == 1)
+            await until(lambda: rig.context.running == rig.guard.snapshot().watchers == 1)
             assert rig.guard.snapshot().open == 1
-            assert rig.guard.snapshot().watchers == 1
             assert rig.counts().open == 1
             leave(client)
             await rig.idle(client_cancelled=1)
             assert rig.context.cleaned == 1
             assert sum(rig.counts().histograms["cancel_seconds"]["tiny"].counts) == 1
 
-    caplog.set_level(logging.INFO, "tenure.access")
     run(scenario, loop)
     lines = [record.getMessage() for record in caplog.records if record.name == "tenure.access"]
     assert len(lines) == 1
@@ -100,7 +100,7 @@ def test_with_half_a_body(loop: str, leave: Callable[[RawClient], None]) -> None
     async def scenario() -> None:
         async with serving() as rig, rig.client() as client:
             client.send(post("/hello", b"{}", content_length="1000"))
-            await rig.until(lambda: rig.guard.snapshot().open == 1)
+            await until(lambda: rig.guard.snapshot().open == 1)
             leave(client)
             await rig.idle(client_cancelled=1)
 
@@ -112,7 +112,7 @@ def test_while_the_response_is_stuck_in_buffers(loop: str, leave: Callable[[RawC
         async with serving() as rig, rig.client() as client:
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             client.send(post("/flood"))
-            await rig.until(lambda: rig.context.running == 1)
+            await until(lambda: rig.context.running == 1)
             leave(client)
             await rig.idle(client_cancelled=1)
 
@@ -132,7 +132,7 @@ def test_with_a_second_request_pipelined(loop: str, leave: Callable[[RawClient],
                 client.send(post("/wait", connection="close"))
             else:
                 client.send(post("/wait"))
-            await rig.until(lambda: rig.context.running == 1)
+            await until(lambda: rig.context.running == 1)
             for piece in [second[:30], second[30:]] if how != "same segment" else []:
                 client.send(piece)
                 await client.writer.drain()
@@ -150,7 +150,7 @@ def test_too_much_sent_ahead_cuts_the_connection(loop: str, segment: str) -> Non
             ahead = post("/wait", b" " * 150_000)
             client.send(post("/wait") + (ahead if segment == "same" else b""))
             if segment == "later":
-                await rig.until(lambda: rig.context.running == 1)
+                await until(lambda: rig.context.running == 1)
                 client.send(ahead)
             await rig.idle_after_arrival(client_cancelled=1)
             with pytest.raises((ConnectionResetError, anyio.EndOfStream, EOFError)):
@@ -169,8 +169,7 @@ def test_under_any_stack_of_middleware(
                     client.send(post(path, authorization="Bearer k"))
                     if mark is not None:
                         await client.until(mark)
-                    await rig.until(lambda: rig.context.running == 1)
-                    assert rig.guard.snapshot().watchers == 1
+                    await until(lambda: rig.context.running == rig.guard.snapshot().watchers == 1)
             await rig.idle(client_cancelled=2)
             rig.context.release.set()
             async with rig.client() as client:
@@ -189,8 +188,7 @@ def test_without_the_connection_extension() -> None:
             for path in ("/wait", "/stream"):
                 async with rig.client() as client:
                     client.send(post(path))
-                    await rig.until(lambda: rig.context.running == 1)
-                    assert rig.guard.snapshot().watchers == 1
+                    await until(lambda: rig.context.running == rig.guard.snapshot().watchers == 1)
                     client.close()
             await rig.idle(client_cancelled=2)
             async with rig.client() as client:
@@ -215,7 +213,7 @@ def test_a_storm_leaves_the_load_at_zero(loop: str) -> None:
             async with anyio.create_task_group() as group:
                 for number in range(90):
                     group.start_soon(exchange, number)
-            await rig.until(lambda: not rig.server.server_state.connections and not rig.server.server_state.tasks)
+            await until(lambda: not rig.server.server_state.connections and not rig.server.server_state.tasks)
             now = rig.counts()
             assert now.open == 0
             assert now.arrivals == sum(now.outcomes.values())

@@ -17,8 +17,8 @@ from tenure.http.protocol import CONNECTION_KEY, Connection
 from tenure.http.routes import RouteTable
 from tenure.observe.counters import CounterSchema, SharedCounters
 from tenure.observe.reporting import RequestObserver
-from tests.api.rig import Context, app_context, routes, run
-from tests.tasks import Interrupted
+from tests.http.rig import Context, app_context, routes
+from tests.tasks import Interrupted, run
 
 ENDLESS = 500
 

@@ -4,8 +4,10 @@ import anyio
 import pytest
 
 from tenure.config import HttpLimits
-from tests.api.rig import Reply, post, run, serving
+from tests.http.rig import serving
 from tests.http.test_protocol import exchange
+from tests.http.web_server import Reply, post
+from tests.tasks import run
 
 HEAD = b"POST /hello HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n"

@@ -11,8 +11,9 @@ from tenure.config import ApiSettings, HttpLimits
 from tenure.process.descriptors import allow_descriptors
 from tests.api.generation_rig import Rig, assert_refused
 from tests.api.pooling_rig import pooling_rig
-from tests.api.rig import RawClient, post, run, serving
-from tests.tasks import settle
+from tests.http.rig import serving
+from tests.http.web_server import RawClient, post
+from tests.tasks import run, settle, until
 
 
 @contextlib.asynccontextmanager
@@ -87,7 +88,7 @@ def test_bodies_that_are_held_at_a_time() -> None:
         async with serving(limits=limits) as rig, rig.client() as slow, rig.client() as served:
             slow.send(post("/hello", b" " * 40, content_length="50"))
             served.send(post("/wait", b" " * 50))
-            await rig.until(lambda: rig.guard.snapshot().body_bytes == 90)
+            await until(lambda: rig.guard.snapshot().body_bytes == 90)
             async with rig.client() as one_too_many:
                 one_too_many.send(post("/hello", b" " * 11))
                 reply = await one_too_many.reply()
@@ -100,7 +101,7 @@ def test_bodies_that_are_held_at_a_time() -> None:
             assert (await slow.reply()).status == 200
             rig.context.release.set()
             assert (await served.reply()).status == 200
-            await rig.until(lambda: rig.guard.snapshot().body_bytes == 0)
+            await until(lambda: rig.guard.snapshot().body_bytes == 0)
             async with rig.client() as small:
                 small.send(post("/hello", b" " * 90))
                 assert (await small.reply()).status == 200
@@ -114,10 +115,10 @@ def test_a_body_whose_client_leaves_is_let_go_of(leave: object) -> None:
     async def scenario() -> None:
         async with serving() as rig, rig.client() as client:
             client.send(post("/hello", b" " * 40, content_length="50"))
-            await rig.until(lambda: rig.guard.snapshot().body_bytes == 40)
+            await until(lambda: rig.guard.snapshot().body_bytes == 40)
             assert callable(leave)
             leave(client)
-            await rig.until(lambda: rig.guard.snapshot().body_bytes == 0)
+            await until(lambda: rig.guard.snapshot().body_bytes == 0)
             await rig.idle(client_cancelled=1)
 
     run(scenario)
@@ -127,7 +128,7 @@ def test_connections_beyond_the_limit_are_told_so() -> None:
     async def scenario() -> None:
         async with serving(limits=HttpLimits(max_connections=2, linger_timeout=0.2)) as rig:
             async with rig.client() as first, rig.client():
-                await rig.until(lambda: len(rig.server.server_state.connections) == 2)
+                await until(lambda: len(rig.server.server_state.connections) == 2)
                 async with rig.client() as third:
                     third.send(post("/hello"))
                     reply = await third.reply()
@@ -138,7 +139,7 @@ def test_connections_beyond_the_limit_are_told_so() -> None:
                     assert await third.rest() == b""
                 first.send(post("/hello"))
                 assert (await first.reply()).status == 200
-            await rig.until(lambda: not rig.server.server_state.connections)
+            await until(lambda: not rig.server.server_state.connections)
             async with rig.client() as later:
                 later.send(post("/hello"))
                 assert (await later.reply()).status == 200
@@ -152,9 +153,9 @@ def test_a_crowd_beyond_the_limit_is_dropped() -> None:
 
     async def scenario() -> None:
         async with serving(limits=HttpLimits(max_connections=2)) as rig, crowd(rig.port, 400):
-            await rig.until(lambda: len(rig.server.server_state.connections) >= 258)
+            await until(lambda: len(rig.server.server_state.connections) >= 258)
             with anyio.move_on_after(0.2):
-                await rig.until(lambda: len(rig.server.server_state.connections) > 258)
+                await until(lambda: len(rig.server.server_state.connections) > 258)
             assert len(rig.server.server_state.connections) == 258
 
     run(scenario)
@@ -168,13 +169,13 @@ def test_two_thousand_slow_connections_do_not_keep_others_from_being_answered() 
     async def scenario() -> None:
         limits = HttpLimits(header_timeout=90.0, body_timeout=90.0)
         async with serving(limits=limits) as rig, crowd(rig.port, 2000, *SLOW):
-            await rig.until(lambda: len(rig.server.server_state.connections) == 2000)
+            await until(lambda: len(rig.server.server_state.connections) == 2000)
             for _ in range(20):
                 async with rig.client() as client:
                     client.send(post("/hello"))
                     assert (await client.reply()).status == 200
             assert len(rig.server.server_state.connections) >= 2000
-            await rig.until(lambda: rig.counts().outcomes.get("ok") == 20)
+            await until(lambda: rig.counts().outcomes.get("ok") == 20)
 
     run(scenario)
 
@@ -183,9 +184,9 @@ def test_slow_connections_end_by_themselves_when_their_time_is_over() -> None:
     async def scenario() -> None:
         limits = HttpLimits(header_timeout=0.3, body_timeout=0.3, linger_timeout=0.2)
         async with serving(limits=limits) as rig, crowd(rig.port, 60, *SLOW):
-            await rig.until(lambda: rig.counts().outcomes.get("invalid") == 20)
-            await rig.until(lambda: not rig.server.server_state.connections)
-            await rig.until(lambda: rig.counts().open == 0)
+            await until(lambda: rig.counts().outcomes.get("invalid") == 20)
+            await until(lambda: not rig.server.server_state.connections)
+            await until(lambda: rig.counts().open == 0)
 
     run(scenario)
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from tenure.config import HttpLimits
-from tests.api.rig import LOOPS, RawClient, Reply, post, run, serving
+from tests.http.rig import serving
+from tests.http.web_server import RawClient, Reply, post
+from tests.tasks import LOOPS, run, until
 
 
 def told_in_every_way(reply: Reply) -> bool:
@@ -132,7 +134,7 @@ def test_a_malformed_chunk_is_the_callers_fault(caplog: pytest.LogCaptureFixture
     async def scenario() -> None:
         async with serving() as rig, rig.client() as client:
             client.send(post("/hello", b"", content_length="-", transfer_encoding="chunked"))
-            await rig.until(lambda: rig.guard.snapshot().open == 1)
+            await until(lambda: rig.guard.snapshot().open == 1)
             client.send(b"zz\r\n")
             reply = await client.reply()
             assert (reply.status, reply.code) == (400, "invalid_request")
@@ -148,7 +150,7 @@ def test_garbage_after_a_request_is_refused_in_its_turn() -> None:
     async def scenario() -> None:
         async with serving() as rig, rig.client() as client:
             client.send(post("/wait") + b"\x00\x01garbage\r\n\r\n")
-            await rig.until(lambda: rig.context.running == 1)
+            await until(lambda: rig.context.running == 1)
             rig.context.release.set()
             assert (await client.reply()).status == 200
             assert (await client.reply()).status == 400
@@ -180,7 +182,7 @@ def test_connections_with_unread_answers_are_given_up() -> None:
         async with serving(limits=HttpLimits(linger_timeout=0.05)) as rig, rig.client() as client:
             client.send(post("/hello", b"x", content_length="50000000"))
             assert (await client.reply()).status == 413
-            await rig.until(lambda: not rig.server.server_state.connections)
+            await until(lambda: not rig.server.server_state.connections)
 
     run(scenario)
 
@@ -196,7 +198,7 @@ def test_answers_that_nobody_reads_are_given_up() -> None:
                 (connection,) = rig.server.server_state.connections
                 connection.transport.write(b"x" * 20_000_000)  # far more than the kernel takes
                 connection.shutdown()
-                await rig.until(lambda: not rig.server.server_state.connections)
+                await until(lambda: not rig.server.server_state.connections)
             await rig.idle(ok=1)
 
     run(scenario)
@@ -241,10 +243,10 @@ def test_leaving_in_the_middle_of_a_header_leaves_nothing(leave: object) -> None
     async def scenario() -> None:
         async with serving() as rig, rig.client() as client:
             client.send(b"POST /hel")
-            await rig.until(lambda: len(rig.server.server_state.connections) == 1)
+            await until(lambda: len(rig.server.server_state.connections) == 1)
             assert callable(leave)
             leave(client)
-            await rig.until(lambda: not rig.server.server_state.connections)
+            await until(lambda: not rig.server.server_state.connections)
             await rig.idle()
 
     run(scenario)
@@ -303,7 +305,7 @@ def test_the_last_answer_on_a_connection_says_so() -> None:
             assert await client.rest() == b""
         async with serving() as rig, rig.client() as client, rig.client() as streaming:
             client.send(post("/wait"))
-            await rig.until(lambda: rig.context.running == 1)
+            await until(lambda: rig.context.running == 1)
             rig.guard.drain("the server is shutting down")
             rig.context.release.set()
             assert (await client.reply()).headers["connection"] == "close"

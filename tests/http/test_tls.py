@@ -1,16 +1,17 @@
 """Under TLS the same holds as without: leaving is noticed, unread answers are bounded, refused clients read why."""
 
-import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.api.rig import LIMITS, LOOPS, RawClient, Rig, post, run, serving
+from tenure.config import TlsConfig
 from tests.certificates import Certificate, self_signed
+from tests.http.rig import LIMITS, serving
+from tests.http.web_server import RawClient, post
+from tests.tasks import LOOPS, run, until
 
 Leave = Callable[[RawClient], None]
 
@@ -29,18 +30,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return self_signed(folder, "server")
 
 
-@asynccontextmanager
-async def client_of(rig: Rig, certificate: Certificate) -> AsyncIterator[RawClient]:
-    context = ssl.create_default_context(cafile=str(certificate.certificate))
-    client = RawClient(*await asyncio.open_connection("127.0.0.1", rig.port, ssl=context, limit=1 << 20))
-    try:
-        yield client
-    finally:
-        client.close()
+def settings(certificate: Certificate) -> TlsConfig:
+    return TlsConfig(certfile=str(certificate.certificate), keyfile=str(certificate.key))
 
 
-def settings(certificate: Certificate) -> dict[str, str]:
-    return {"ssl_certfile": str(certificate.certificate), "ssl_keyfile": str(certificate.key)}
+def trust(certificate: Certificate) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(certificate.certificate))
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -48,9 +43,9 @@ def settings(certificate: Certificate) -> dict[str, str]:
 @pytest.mark.parametrize("leave", LEAVING)
 def test_leaving_ends_the_request(certificate: Certificate, loop: str, path: str, leave: str) -> None:
     async def scenario() -> None:
-        async with serving(tls=settings(certificate)) as rig, client_of(rig, certificate) as client:
+        async with serving(tls=settings(certificate)) as rig, rig.client(trust(certificate)) as client:
             client.send(post(path))
-            await rig.until(lambda: rig.context.running == 1)
+            await until(lambda: rig.context.running == 1)
             LEAVING[leave](client)
             await rig.idle_after_arrival(client_cancelled=1)
 
@@ -60,12 +55,12 @@ def test_leaving_ends_the_request(certificate: Certificate, loop: str, path: str
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_second_request_does_not_hide_the_leaving(certificate: Certificate, loop: str) -> None:
     async def scenario() -> None:
-        async with serving(tls=settings(certificate)) as rig, client_of(rig, certificate) as client:
+        async with serving(tls=settings(certificate)) as rig, rig.client(trust(certificate)) as client:
             client.send(post("/wait"))
-            await rig.until(lambda: rig.context.running == 1)
+            await until(lambda: rig.context.running == 1)
             client.send(post("/hello"))
             client.close()
-            await rig.until(lambda: rig.context.running == 0)
+            await until(lambda: rig.context.running == 0)
             await rig.idle_after_arrival(client_cancelled=1)
 
     run(scenario, loop)
@@ -76,7 +71,10 @@ def test_a_client_that_does_not_read_is_given_up(certificate: Certificate, loop:
     limits = msgspec.structs.replace(LIMITS, stall_timeout=0.2)
 
     async def scenario() -> None:
-        async with serving(tls=settings(certificate), limits=limits) as rig, client_of(rig, certificate) as client:
+        async with (
+            serving(tls=settings(certificate), limits=limits) as rig,
+            rig.client(trust(certificate)) as client,
+        ):
             client.writer.transport.pause_reading()
             client.send(post("/flood"))
             await rig.idle_after_arrival(stalled=1)
@@ -88,14 +86,14 @@ def test_a_client_that_does_not_read_is_given_up(certificate: Certificate, loop:
 def test_a_refused_client_reads_why(certificate: Certificate, loop: str) -> None:
     async def scenario() -> None:
         async with serving(tls=settings(certificate)) as rig:
-            async with client_of(rig, certificate) as client:
+            async with rig.client(trust(certificate)) as client:
                 client.send(post("/hello", b" " * 3_000_000))
                 reply = await client.reply()
                 assert (reply.status, reply.code) == (413, "request_too_large")
-            async with client_of(rig, certificate) as client:
+            async with rig.client(trust(certificate)) as client:
                 client.send(b"nonsense\r\n\r\n")
                 assert (await client.reply()).status == 400
-            await rig.until(lambda: not rig.server.server_state.connections)
+            await until(lambda: not rig.server.server_state.connections)
             await rig.idle(invalid=1)
 
     run(scenario, loop)

@@ -6,17 +6,16 @@ Each program knows: `report(line)`, `mark(word)` (appends to the file `marks`), 
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import anyio
-import anyio.lowlevel
 import msgspec
 import psutil
 
 from tenure.process.reports import AnyReport
 from tenure.server.children import ChildSpec
+from tests.tasks import until
 
 _PRELUDE = """
 import json, os, signal, sys
@@ -72,13 +71,7 @@ class Programs:
 
     async def wait_marks(self, count: int) -> None:
         """Wait until the programs have marked so many words in all."""
-        while len(self.marks) < count:  # noqa: ASYNC110 -- a file, which tells nobody
-            await anyio.sleep(0.005)
-
-
-async def wait_for(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 -- plain state, which tells nobody
-        await anyio.sleep(0.002)
+        await until(lambda: len(self.marks) >= count)
 
 
 def descriptors() -> set[str]:

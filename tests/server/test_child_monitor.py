@@ -11,8 +11,8 @@ import pytest
 from tenure.process.reports import Alive, Failed, Loaded, Serving
 from tenure.server import children, watchdog
 from tenure.server.child_monitor import ChildMonitor, ServerEnded
-from tests.server.programs import Programs, descriptors_left, nothing_left, wait_for
-from tests.tasks import run
+from tests.server.programs import Programs, descriptors_left, nothing_left
+from tests.tasks import run, until
 
 CARD = """{"name": "tiny", "served_names": ["tiny"], "source": "", "vocabulary_size": 9, "max_model_len": 8,
     "block_size": 4, "num_blocks": 2, "dtype": "float32"}"""
@@ -62,8 +62,8 @@ def test_a_child_that_died_is_started_again_after_a_pause(programs: Programs) ->
             group.start_soon(watch.run)
             await programs.wait_marks(1)
             starts.append(time.monotonic())
-            await wait_for(lambda: lives.count == 1)
-            await wait_for(lambda: programs.reports == [Serving()])
+            await until(lambda: lives.count == 1)
+            await until(lambda: programs.reports == [Serving()])
             starts.append(time.monotonic())
             assert not watch.monitor.ended.is_set()
             watch.monitor.stop()
@@ -110,7 +110,7 @@ def test_deaths_that_are_far_apart_do_not_end_the_server(programs: Programs) -> 
         watch = Watch(ChildMonitor(spec, restart=True, clock=clock))
         async with anyio.create_task_group() as group:
             group.start_soon(watch.run)
-            await wait_for(lambda: len(asked) == 3)
+            await until(lambda: len(asked) == 3)
             watch.monitor.stop()
         assert watch.ended is None
 
@@ -171,7 +171,7 @@ def test_a_child_that_cannot_be_started_again_at_first(programs: Programs, caplo
         watch = Watch(ChildMonitor(spec, restart=True, after_death=after_death))
         async with anyio.create_task_group() as group:
             group.start_soon(watch.run)
-            await wait_for(lambda: programs.reports == [Serving()])
+            await until(lambda: programs.reports == [Serving()])
             watch.monitor.stop()
         assert watch.ended is None
 
@@ -255,7 +255,7 @@ def test_a_child_that_is_dead_is_not_started_again_by_then(programs: Programs, h
         watch = Watch(ChildMonitor(spec, restart=True, after_death=lives))
         async with anyio.create_task_group() as group:
             group.start_soon(watch.run)
-            await wait_for(lambda: lives.count == 1)
+            await until(lambda: lives.count == 1)
             watch.monitor.drain() if how == "drain" else watch.monitor.stop()
         assert programs.marks == ["started"]
         assert watch.ended is None
@@ -305,7 +305,7 @@ def test_reports_are_passed_on(programs: Programs) -> None:
         watch = Watch(ChildMonitor(spec, restart=True))
         async with anyio.create_task_group() as group:
             group.start_soon(watch.run)
-            await wait_for(lambda: len(programs.reports) == 2)
+            await until(lambda: len(programs.reports) == 2)
             watch.monitor.stop()
         loaded, serving = programs.reports
         assert isinstance(loaded, Loaded)
@@ -360,7 +360,7 @@ def test_killing_does_not_wait(programs: Programs, monkeypatch: pytest.MonkeyPat
         watch = Watch(ChildMonitor(spec, restart=True))
         async with anyio.create_task_group() as group:
             group.start_soon(watch.run)
-            await wait_for(lambda: programs.reports == [Serving()])
+            await until(lambda: programs.reports == [Serving()])
             with anyio.fail_after(30):
                 watch.monitor.kill()
                 await watch.monitor.ended.wait()

@@ -13,8 +13,8 @@ from tenure.errors import ResourceError
 from tenure.process.reports import AnyReport, Failed, Serving
 from tenure.server import children
 from tenure.server.children import running, signal_child
-from tests.server.programs import Programs, Settings, descriptors_left, nothing_left, wait_for
-from tests.tasks import run
+from tests.server.programs import Programs, Settings, descriptors_left, nothing_left
+from tests.tasks import run, until
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ mark("ended")
 
     async def scenario() -> None:
         async with running(spec):
-            await wait_for(lambda: len(programs.reports) == 3)
+            await until(lambda: len(programs.reports) == 3)
         assert programs.marks == ["ended"]  # by the end of its life line, in its own way
 
     with nothing_left():
@@ -107,7 +107,7 @@ def test_a_child_that_clings_to_life_is_killed(programs: Programs, monkeypatch: 
 
     async def scenario() -> None:
         async with running(spec) as process:
-            await wait_for(lambda: programs.reports == [Serving()])
+            await until(lambda: programs.reports == [Serving()])
             signal_child(process, signal.SIGTERM)
         assert process.returncode == -signal.SIGKILL
         signal_child(process, signal.SIGTERM)  # no error, and nobody else's process is hit
@@ -182,7 +182,7 @@ def test_leaving_by_an_error_ends_the_child(programs: Programs) -> None:
     async def scenario() -> None:
         with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
             async with running(spec):
-                await wait_for(lambda: programs.reports == [Serving()])
+                await until(lambda: programs.reports == [Serving()])
                 raise ZeroDivisionError
         assert caught.group_contains(ZeroDivisionError)
 

@@ -3,34 +3,31 @@
 The API application runs in this process, so that middleware can be put around it; its engine is that of a server.
 """
 
-import asyncio
 import json
-import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 
 import anyio
 import pytest
-import uvicorn
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
 
 from tenure.api.app import build_inner, route_table
 from tenure.api.common.context import AppContext
 from tenure.client import EngineClient, Fleet, Served
 from tenure.config import ApiSettings, HttpLimits
 from tenure.http.guard import Guard
-from tenure.http.protocol import http_protocol
+from tenure.http.web_server import web_server
 from tenure.observe.counters import CounterSchema, SharedCounters
 from tenure.observe.reporting import RequestObserver
 from tenure.prompts.text_model import load_text_model
 from tenure.source import resolve_source
-from tests.api.rig import RawClient, post, run
+from tests.http.rig import Wrap, unchanged
+from tests.http.web_server import WebServer, post
 from tests.serving.server import ServerProcess
 from tests.serving.wire import CHAT, COMPLETIONS, request
+from tests.tasks import run, until
 
 
 class Idle(BaseHTTPMiddleware):
@@ -40,17 +37,10 @@ class Idle(BaseHTTPMiddleware):
         return await call_next(request)
 
 
-def plain(app: ASGIApp) -> ASGIApp:
-    return app
-
-
-Wrap = Callable[[ASGIApp], ASGIApp]
-
-
 STACKS: dict[str, tuple[Wrap, Wrap]] = {
-    "none": (plain, plain),
-    "inside": (Idle, plain),
-    "outside": (plain, Idle),
+    "none": (unchanged, unchanged),
+    "inside": (Idle, unchanged),
+    "outside": (unchanged, Idle),
     "both": (Idle, Idle),
 }
 
@@ -62,18 +52,18 @@ def test_a_real_engine_is_told(server: ServerProcess, path: str, stack: str) -> 
     before = server.work()
 
     async def scenario() -> None:
-        async with _front(server, inside, outside) as front:
+        async with _front(server, inside, outside) as (front, engine):
             for stream in (False, True):
                 async with front.client() as client:
                     body = json.dumps(request(path, f"{stack} {stream}", 30_000, stream=stream)).encode()
                     client.send(post(path, body, x_request_id="behind"))
                     if stream:
                         await client.until(b"data: ")
-                    await front.until(lambda: front.engine.open_requests == 1)
+                    await until(lambda: engine.open_requests == 1)
                     client.reset()
-                await front.until(lambda: front.guard.snapshot().open == 0)
-                assert front.engine.open_requests == 0, "the guard closes when the engine has let go"
-            assert front.counters.snapshot().outcomes == {"client_cancelled": 2}
+                await until(lambda: front.guard.snapshot().open == 0)
+                assert engine.open_requests == 0, "the guard closes when the engine has let go"
+            await front.idle(client_cancelled=2)
 
     run(scenario)
     server.wait_at_rest()
@@ -81,57 +71,21 @@ def test_a_real_engine_is_told(server: ServerProcess, path: str, stack: str) -> 
     assert spent.wasted == spent.computed < 2 * 30_000
 
 
-@dataclass
-class _Front:
-    """An API application in this process."""
-
-    port: int
-    guard: Guard
-    counters: SharedCounters
-    engine: EngineClient
-
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[RawClient]:
-        client = RawClient(*await asyncio.open_connection("127.0.0.1", self.port))
-        try:
-            yield client
-        finally:
-            client.close()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        with anyio.fail_after(30):
-            while not condition():  # noqa: ASYNC110 -- what is waited for is plain state, which tells nobody
-                await anyio.sleep(0.002)
-
-
-class _Uvicorn(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 @asynccontextmanager
-async def _front(server: ServerProcess, inside: Wrap, outside: Wrap) -> AsyncIterator[_Front]:
+async def _front(server: ServerProcess, inside: Wrap, outside: Wrap) -> AsyncIterator[tuple[WebServer, EngineClient]]:
+    """An API application in this process, and its connection to the engine."""
     limits, table = HttpLimits(), route_table()
     engine = EngineClient(server.engine_socket("script"), worker=1)
     schema = CounterSchema(workers=1, routes=table.work_paths(), models=("script",))
     with closing(SharedCounters.create(schema)) as counters:
         inner = inside(build_inner(_context(server, engine, counters), table, limits))
         guard = Guard(inner, table, RequestObserver(counters.worker(0)), limits)
-        config = uvicorn.Config(outside(guard), http=http_protocol(limits), ws="none", log_config=None, lifespan="off")
-        web, listener = _Uvicorn(config), socket.create_server(("127.0.0.1", 0))
-        front = _Front(listener.getsockname()[1], guard, counters, engine)
+        front = WebServer(guard, counters, web_server(outside(guard), limits))
         async with anyio.create_task_group() as connection:
             connection.start_soon(engine.run)
-            async with anyio.create_task_group() as group:
-                group.start_soon(web.serve, [listener])
-                try:
-                    with anyio.fail_after(30):
-                        await engine.wait_ready()
-                    await front.until(lambda: web.started)
-                    yield front
-                finally:
-                    web.should_exit = True
+            async with front.listening():
+                await engine.wait_ready()
+                yield front, engine
             connection.cancel_scope.cancel()
 
 

@@ -13,12 +13,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import anyio
 import msgspec
 import uvicorn
-from starlette.types import ASGIApp
 
 from tenure import __version__
 from tenure.api.app import build_app
@@ -27,11 +25,11 @@ from tenure.api.operations.cancel_by_name import recall
 from tenure.checkpoints.model_config import read_sampling_defaults
 from tenure.checkpoints.profile import read_profile
 from tenure.client import EngineClient, Fleet, Served
-from tenure.config import ApiConfig, HttpLimits, ReportConfig, TlsConfig, read_config
+from tenure.config import ApiConfig, HttpLimits, ReportConfig, read_config
 from tenure.errors import TenureError
 from tenure.http.cors import add_cors_headers
 from tenure.http.guard import Guard
-from tenure.http.protocol import http_protocol
+from tenure.http.web_server import web_server
 from tenure.observe.counters import CounterSchema, SharedCounters
 from tenure.observe.journal import ENGINE_CANCEL_SECONDS, RequestCounter
 from tenure.observe.logs import configure_logging
@@ -51,14 +49,6 @@ _MOST_DIGITS = 640
 """Of an integer in a body, the fewest that Python lets one set: reading a long one takes the square of its length."""
 _LAST_WORDS_TIMEOUT = 5.0
 """How long clients have, when the time to drain is over, to read that their requests are ended."""
-
-
-class _Server(uvicorn.Server):
-    """Leaves the signals alone: this process drains before the server is told to exit."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def main() -> None:
@@ -119,7 +109,7 @@ async def _serve(
                 draining=lambda: guard.snapshot().draining,
             )
             guard = build_app(context, observer, limits, config.api_keys, config.cors)
-            server = _Server(_uvicorn_config(add_cors_headers(guard, config.cors), limits, config.tls))
+            server = web_server(add_cors_headers(guard, config.cors), limits, config.tls)
             group.start_soon(_drain_on_signal, signals, guard, server, config.shutdown_timeout)
             group.start_soon(_report_ready, fleet, report)
             group.start_soon(_report_alive, report)
@@ -166,32 +156,6 @@ def _within_descriptors(limits: HttpLimits) -> HttpLimits:
         return limits
     logger.warning("the system's limit of open files (ulimit -n) allows %d connections", max(1, allowed))
     return msgspec.structs.replace(limits, max_connections=max(1, allowed))
-
-
-def _uvicorn_config(app: ASGIApp, limits: HttpLimits, tls: TlsConfig | None) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=http_protocol(limits),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        **_tls_settings(tls),
-    )
-
-
-def _tls_settings(tls: TlsConfig | None) -> dict[str, Any]:
-    if tls is None:
-        return {}
-    return {
-        "ssl_certfile": tls.certfile,
-        "ssl_keyfile": tls.keyfile,
-        "ssl_ca_certs": tls.ca_certs,
-        "ssl_cert_reqs": tls.cert_reqs,
-        "ssl_ciphers": tls.ciphers,
-    }
 
 
 async def _report_ready(fleet: Fleet, report: int) -> None:
