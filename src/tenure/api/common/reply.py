@@ -1,6 +1,7 @@
 """What the answers of all families have in common."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,6 +17,16 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: UnsetType | None = UNSET
+
+
+class ListReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What answers with one entry for each input have beside their `data`."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    usage: Usage
 
 
 @dataclass(frozen=True)

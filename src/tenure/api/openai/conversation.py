@@ -1,11 +1,10 @@
 """The conversation of a chat body: its rules, and its way through the model's chat template."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from tenure.api.openai.request_types import ChatMessage, ChatRequest, ContentPart, FunctionCall, ToolCall
+from tenure.api.openai.request_types import ChatMessage, ChatRequest
 from tenure.errors import CallerError
 from tenure.http.errors import invalid_request, unsupported
 from tenure.prompts.chat_messages import message_text
@@ -68,22 +67,8 @@ def echoed_text(request: ChatRequest) -> str:
     return message_text(_as_mapping(last)) if last.role == response_role(request) else ""
 
 
-def _as_mapping(message: ChatMessage) -> Mapping[str, Any]:
+def _as_mapping(message: ChatMessage) -> dict[str, Any]:
     """What the text side reads: plain mappings and lists, without what is unset."""
-    turn: dict[str, Any] = {"content": None, **_set_fields(message)}
-    if isinstance(message.content, list):
-        turn["content"] = [part if isinstance(part, str) else _set_fields(part) for part in message.content]
-    if message.tool_calls is not None:
-        turn["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    turn: dict[str, Any] = {"content": None, **msgspec.to_builtins(message)}
+    turn["tool_calls"] = [{"type": "function", **call} for call in turn.get("tool_calls", ())]
     return turn
-
-
-def _tool_call(call: ToolCall) -> Mapping[str, Any]:
-    fields = {"type": "function", **_set_fields(call)}
-    if call.function is not None:
-        fields["function"] = _set_fields(call.function)
-    return fields
-
-
-def _set_fields(struct: ChatMessage | ContentPart | ToolCall | FunctionCall) -> dict[str, Any]:
-    return {name: value for name, value in msgspec.structs.asdict(struct).items() if value is not None}

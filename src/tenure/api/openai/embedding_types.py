@@ -6,7 +6,7 @@ import msgspec
 
 from tenure.api.common.fields import Integer
 from tenure.api.common.pooling_fields import PoolingFields
-from tenure.api.common.reply import Usage
+from tenure.api.common.reply import ListReply
 from tenure.api.openai.request_types import ChatMessage, Prompt
 
 
@@ -44,13 +44,8 @@ class EmbeddingData(msgspec.Struct, frozen=True, kw_only=True):
     embedding: list[float] | str
 
 
-class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
+class Embeddings(ListReply, frozen=True, kw_only=True):
     data: list[EmbeddingData]
-    usage: Usage
 
 
 class PoolingRequest(EncodedFields, frozen=True, kw_only=True):
@@ -64,13 +59,8 @@ class PooledData(msgspec.Struct, frozen=True, kw_only=True):
     data: list[float | list[float]] | str
 
 
-class PooledReply(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
+class PooledReply(ListReply, frozen=True, kw_only=True):
     data: list[PooledData]
-    usage: Usage
 
 
 class ClassifyRequest(InputFields, frozen=True, kw_only=True):
@@ -86,10 +76,5 @@ class ClassData(msgspec.Struct, frozen=True, kw_only=True):
     num_classes: int
 
 
-class Classification(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
+class Classification(ListReply, frozen=True, kw_only=True):
     data: list[ClassData]
-    usage: Usage

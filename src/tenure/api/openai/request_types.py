@@ -10,7 +10,7 @@ from tenure.api.common.fields import Integer, SamplingFields
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One part of a message; only parts that hold text are served."""
 
     type: str
@@ -18,18 +18,18 @@ class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str | None = None
 
 
-class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str | None = None
     type: str | None = None
     function: FunctionCall | None = None
 
 
-class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One turn of the conversation, of any role."""
 
     role: str

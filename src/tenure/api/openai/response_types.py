@@ -51,6 +51,24 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+class _Generation(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    created: int
+    model: str
+    service_tier: str | None = None
+    system_fingerprint: str | None
+    usage: Usage
+    kv_transfer_params: dict[str, str] | None = None
+
+
+class _Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    created: int
+    model: str
+    usage: Usage | UnsetType = UNSET
+    system_fingerprint: str | UnsetType = UNSET
+
+
 # POST /v1/chat/completions
 
 
@@ -73,19 +91,12 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | None = None
 
 
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+class ChatCompletion(_Generation, frozen=True, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
     choices: list[ChatChoice]
-    service_tier: str | None = None
-    system_fingerprint: str | None
-    usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     prompt_text: str | None = None
-    kv_transfer_params: dict[str, str] | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,16 +113,11 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+class ChatChunk(_Chunk, frozen=True, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
     choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
-    system_fingerprint: str | UnsetType = UNSET
 
 
 # POST /v1/completions
@@ -128,16 +134,9 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | None = None
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+class Completion(_Generation, frozen=True, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
     choices: list[CompletionChoice]
-    service_tier: str | None = None
-    system_fingerprint: str | None
-    usage: Usage
-    kv_transfer_params: dict[str, str] | None = None
 
 
 class CompletionChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,11 +149,6 @@ class CompletionChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+class CompletionChunk(_Chunk, frozen=True, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
     choices: list[CompletionChunkChoice]
-    usage: Usage | UnsetType = UNSET
-    system_fingerprint: str | UnsetType = UNSET

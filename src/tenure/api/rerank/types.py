@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from tenure.api.common.fields import Integer
 from tenure.api.common.pooling_fields import PoolingFields
-from tenure.api.common.reply import Usage
+from tenure.api.common.reply import ListReply
 
 Entry = str | dict[str, Any]
 """A text, or an object that holds one."""
@@ -64,15 +64,10 @@ class ScoreEntry(msgspec.Struct, frozen=True, kw_only=True):
     score: float
 
 
-class ScoreReply(msgspec.Struct, frozen=True, kw_only=True):
+class ScoreReply(ListReply, frozen=True, kw_only=True):
     """Scores in the order of the pairs."""
 
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
     data: list[ScoreEntry]
-    usage: Usage
 
 
 class RerankResult(msgspec.Struct, frozen=True, kw_only=True):
