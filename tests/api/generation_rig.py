@@ -12,6 +12,7 @@ import httpx
 
 from tenure.api.app import build_app
 from tenure.api.common.context import AppContext
+from tenure.api.operations.cancel_by_name import end_named
 from tenure.checkpoints.profile import ModelProfile
 from tenure.client import EndOfGeneration, Fleet, GenerationFailed, Refusal, Served, Watcher
 from tenure.client.engine import client_left
@@ -24,7 +25,7 @@ from tenure.prompts.text_model import GenerationDefaults, ScorePrompt, TextModel
 from tenure.sampling import TokenLogprobs
 from tenure.text.pairs import PairTemplate
 from tenure.text.special_tokens import Frame
-from tenure.wire.messages import Ended, ItemOutput, ModelCard, Submit
+from tenure.wire.messages import CancelByName, CancelledByName, Ended, ItemOutput, ModelCard, Submit
 
 BEGIN, END, WITHOUT_TOKEN, VOCABULARY = 256, 257, 258, 260
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -189,9 +190,9 @@ class FakeEngine:
             handle.end()
             self.open_scopes -= 1
 
-    async def cancel_by_name(self, *names: object, **more: object) -> list[object]:
+    async def cancel_by_name(self, names: CancelByName) -> CancelledByName | None:
         """It knows no request by name."""
-        return []
+        return CancelledByName(sequence=0, requests=[], unreached=names.ids)
 
     async def ledger(self, timeout: float = 1.0, *, holders: bool = False) -> None:
         return None
@@ -268,6 +269,8 @@ class Rig:
             epoch="e1",
             started_at=0.0,
             was_ready=lambda: self.was_ready,
+            process="abcdef01",
+            end_named=lambda names: end_named(self.app.open_exchanges, self.observer.ended, names),
         )
         self.was_ready = was_ready
         self.observer = RequestObserver(self.counts)

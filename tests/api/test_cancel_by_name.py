@@ -10,11 +10,11 @@ import anyio
 import httpx
 import pytest
 
-from tenure.api.operations.cancel_by_name import recall
+from tenure.api.operations.cancel_by_name import cancel
 from tenure.client import EndOfGeneration, Refusal
 from tenure.client.engine import client_left
 from tenure.outcomes import Outcome
-from tenure.wire.messages import CancelledRequest, ItemOutput, Recall, Submit
+from tenure.wire.messages import CancelByName, CancelledByName, CancelledRequest, ItemOutput, Submit
 from tests.api.generation_rig import FakeEngine, FakeHandle, Rig
 from tests.tasks import run
 
@@ -70,8 +70,8 @@ class SlowHandle(FakeHandle):
             raise
 
 
-async def recalled(
-    engine: Slow, names: Recall, body: dict[str, object], *, then: bool = False, woken: bool = False
+async def cancelled(
+    engine: Slow, names: CancelByName, body: dict[str, object], *, then: bool = False, woken: bool = False
 ) -> tuple[httpx.Response, list[CancelledRequest], Rig]:
     """The reply to a request that is named while `engine` has it.
 
@@ -85,21 +85,26 @@ async def recalled(
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             replies.append(await client.post("/v1/completions", json=body, headers={"X-Request-Id": "mine"}))
 
+    async def go_on() -> None:
+        engine.go_on.set()
+
     async with anyio.create_task_group() as group:
         group.start_soon(ask)
         await engine.reached.wait()
         if woken:
             engine.go_on.set()
-        ended = recall(rig.app.open_exchanges, rig.observer.ended, names)
         if then:
-            engine.go_on.set()
+            group.start_soon(go_on)
+        ended = await rig.context.end_named(names)
+        assert rig.counts.open == engine.open_scopes == 0 or not ended, "nothing is held when that is said"
     assert rig.counts.open == engine.open_scopes == 0
     return replies[0], ended, rig
 
 
 def check_ended(reply: httpx.Response, ended: list[CancelledRequest], rig: Rig) -> None:
     assert (reply.status_code, reply.json()["error"]["code"]) == (409, "aborted")
-    assert ended == [CancelledRequest(reply.headers["x-tenure-request-id"], Outcome.ABORTED, 0.0)]
+    assert [(one.id, one.outcome) for one in ended] == [(reply.headers["x-tenure-request-id"], Outcome.ABORTED)]
+    assert 0 < ended[0].seconds < 60
     assert rig.counts.outcomes == {"aborted": 1}
 
 
@@ -108,7 +113,7 @@ def test_while_an_engine_is_being_asked() -> None:
 
     async def scenario() -> None:
         engine = Slow(when=When.ASKED)
-        reply, ended, rig = await recalled(engine, Recall(sequence=1, ids=[], labels=["mine"], owner=""), BODY)
+        reply, ended, rig = await cancelled(engine, CancelByName(sequence=1, ids=[], labels=["mine"], owner=""), BODY)
         check_ended(reply, ended, rig)
         assert engine.cancelled_for == [Outcome.ABORTED], "and the engine is told so too"
 
@@ -118,14 +123,14 @@ def test_while_an_engine_is_being_asked() -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        Recall(sequence=1, ids=["cmpl-other"], labels=[], owner=""),
-        Recall(sequence=1, ids=["mine"], labels=["other"], owner=""),
-        Recall(sequence=1, ids=[], labels=["mine"], owner="somebody else"),
+        CancelByName(sequence=1, ids=["cmpl-other"], labels=[], owner=""),
+        CancelByName(sequence=1, ids=["mine"], labels=["other"], owner=""),
+        CancelByName(sequence=1, ids=[], labels=["mine"], owner="somebody else"),
     ],
 )
-def test_others_go_on(names: Recall) -> None:
+def test_others_go_on(names: CancelByName) -> None:
     async def scenario() -> None:
-        reply, ended, _ = await recalled(Slow(when=When.ASKED), names, BODY, then=True)
+        reply, ended, _ = await cancelled(Slow(when=When.ASKED), names, BODY, then=True)
         assert (reply.status_code, ended) == (200, [])
 
     run(scenario)
@@ -138,8 +143,8 @@ def test_in_the_very_turn_in_which_the_engine_answers(stream: bool, refusal: Ref
 
     async def scenario() -> None:
         engine = Slow(when=When.ASKED, refusal=refusal)
-        names = Recall(sequence=1, ids=[], labels=["mine"], owner="")
-        reply, ended, rig = await recalled(engine, names, {**BODY, "stream": stream}, woken=True)
+        names = CancelByName(sequence=1, ids=[], labels=["mine"], owner="")
+        reply, ended, rig = await cancelled(engine, names, {**BODY, "stream": stream}, woken=True)
         if reply.status_code == 200:
             assert stream
             assert "[DONE]" not in reply.text
@@ -156,8 +161,8 @@ def test_what_has_ended_is_remembered_by_its_id() -> None:
     rig = Rig()
     known = rig.post("/v1/completions", BODY, {"X-Request-Id": "mine"}).headers["x-tenure-request-id"]
     refused = rig.complete(prompt=None).headers["x-tenure-request-id"]
-    names = Recall(sequence=1, ids=[known, "cmpl-other", refused], labels=["mine"], owner="")
-    assert recall(rig.app.open_exchanges, rig.observer.ended, names) == [
+    names = CancelByName(sequence=1, ids=[known, "cmpl-other", refused], labels=["mine"], owner="")
+    assert anyio.run(rig.context.end_named, names) == [
         CancelledRequest(known, Outcome.OK, 0.0),
         CancelledRequest(refused, Outcome.INVALID, 0.0),
     ]
@@ -169,21 +174,58 @@ def test_what_an_engine_has_is_aborted_whatever_still_comes(when: When) -> None:
 
     async def scenario() -> None:
         engine = Slow(when=when)
-        names = Recall(sequence=1, ids=[], labels=["mine"], owner="")
-        reply, ended, rig = await recalled(engine, names, BODY, woken=True)
+        names = CancelByName(sequence=1, ids=[], labels=["mine"], owner="")
+        reply, ended, rig = await cancelled(engine, names, BODY, woken=True)
         check_ended(reply, ended, rig)
-        again = Recall(sequence=2, ids=[ended[0].id], labels=[], owner="")
-        assert recall(rig.app.open_exchanges, rig.observer.ended, again) == ended, "a repeat gets the same answer"
+        again = CancelByName(sequence=2, ids=[ended[0].id], labels=[], owner="")
+        assert await rig.context.end_named(again) == ended, "a repeat gets the same answer"
 
     run(scenario)
 
 
 def test_what_its_client_has_been_sent_stays_so() -> None:
     async def scenario() -> None:
-        names = Recall(sequence=1, ids=[], labels=["mine"], owner="")
-        reply, ended, rig = await recalled(Slow(when=When.AFTERWARDS), names, BODY, then=True)
+        names = CancelByName(sequence=1, ids=[], labels=["mine"], owner="")
+        reply, ended, rig = await cancelled(Slow(when=When.AFTERWARDS), names, BODY, then=True)
         assert reply.status_code == 200
-        assert ended == [CancelledRequest(reply.headers["x-tenure-request-id"], Outcome.OK, 0.0)]
+        assert [(one.id, one.outcome) for one in ended] == [(reply.headers["x-tenure-request-id"], Outcome.OK)]
         assert rig.counts.outcomes == {"ok": 1}
 
     run(scenario)
+
+
+class Relay(FakeEngine):
+    """Passes cancels on to somebody who ends all that is asked for; None when it is away."""
+
+    def __init__(self, *, away: bool = False) -> None:
+        super().__init__()
+        self.asked: list[CancelByName] = []
+        self._away = away
+
+    async def cancel_by_name(self, names: CancelByName) -> CancelledByName | None:
+        self.asked.append(names)
+        ended = [CancelledRequest(request_id, Outcome.ABORTED, 0.5) for request_id in names.ids]
+        return None if self._away else CancelledByName(sequence=0, requests=ended)
+
+
+def test_ids_of_this_process_are_not_asked_for_elsewhere() -> None:
+    """Not even when every engine is away; others are, and labels."""
+    engine = Relay()
+    rig = Rig(engine=engine)
+    own = rig.complete().headers["x-tenure-request-id"]
+    forged, other = own[:-1] + "-", "cmpl-" + "1" * 32
+    assert [one.id for one in anyio.run(cancel, rig.context, [own, forged], [], "")] == [own]
+    assert engine.asked == []
+    assert [one.id for one in anyio.run(cancel, rig.context, [own, other], [], "")] == [own, other]
+    assert [names.ids for names in engine.asked] == [[other]]
+    anyio.run(cancel, rig.context, [], ["job"], "me")
+    assert (engine.asked[1].ids, engine.asked[1].labels, engine.asked[1].owner) == ([], ["job"], "me")
+
+
+def test_what_others_may_know_is_a_503_while_they_cannot_be_asked() -> None:
+    rig = Rig(engine=Relay(away=True))
+    own = rig.complete().headers["x-tenure-request-id"]
+    for path, status in ((own, 200), (own[:-1] + "-", 404), ("cmpl-" + "1" * 32, 503)):
+        assert rig.request("POST", f"/v1/requests/{path}/cancel").status_code == status
+    both = rig.post("/v1/requests/cancel", {"ids": [own, "cmpl-" + "1" * 32], "labels": ["job"]})
+    assert (both.status_code, both.json()["unknown_ids"]) == (200, ["cmpl-" + "1" * 32])

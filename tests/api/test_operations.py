@@ -208,7 +208,7 @@ class SilentEngine(FakeEngine):
         super().__init__()
         self.card = None
 
-    async def cancel_by_name(self, *names, **more):
+    async def cancel_by_name(self, names):
         return None
 
 

@@ -74,9 +74,6 @@ class HeldEngine(FakeEngine):
             await self.release.wait()
             yield handle
 
-    async def cancel_by_name(self, *names: object, **more: object) -> list[object]:
-        return []
-
 
 def _script(submit: Submit):
     if submit.pooling is None:

@@ -100,7 +100,7 @@ def test_an_engine_that_has_said_nothing_is_not_waited_for() -> None:
     async def scenario() -> None:
         async with bench() as rig:
             await rig.accept()
-            assert await rig.client.cancel_by_name(["cmpl-1"]) is None
+            assert await rig.client.cancel_by_name(wire.CancelByName(sequence=0, ids=["cmpl-1"])) is None
             assert await rig.client.ledger() is None
 
     run(scenario)

@@ -503,13 +503,14 @@ def test_a_request_that_fails_with_an_outcome_of_its_own_is_cancelled_with_it() 
 
 
 def test_requests_are_ended_by_name() -> None:
-    answers: list[object] = []
+    answers: list[wire.CancelledByName | None] = []
 
     async def scenario() -> None:
         async with bench() as rig:
 
             async def ask(*ids: str) -> None:
-                answers.append(await rig.client.cancel_by_name(ids, ["job"], "alice"))
+                names = wire.CancelByName(sequence=0, ids=list(ids), labels=["job"], owner="alice")
+                answers.append(await rig.client.cancel_by_name(names))
 
             await ask("cmpl-1")  # nobody is there
             engine = await rig.accept_ready()
@@ -517,14 +518,39 @@ def test_requests_are_ended_by_name() -> None:
                 group.start_soon(ask, "cmpl-1", "cmpl-2")
                 asked = await engine.hear(wire.CancelByName)
                 assert (asked.ids, asked.labels, asked.owner) == (["cmpl-1", "cmpl-2"], ["job"], "alice")
-                found = [wire.CancelledRequest("cmpl-2", Outcome.ABORTED, 0.5)]
-                await engine.say(wire.CancelledByName(sequence=asked.sequence + 100, requests=[]))
-                await engine.say(wire.CancelledByName(sequence=asked.sequence, requests=found))
+                ended = [wire.CancelledRequest("cmpl-2", Outcome.ABORTED, 0.5)]
+                found = wire.CancelledByName(sequence=asked.sequence, requests=ended, unreached=["cmpl-1"])
+                await engine.say(wire.CancelledByName(sequence=asked.sequence + 100, requests=[]), found)
             async with anyio.create_task_group() as group:
                 group.start_soon(ask, "cmpl-1")
                 await engine.hear(wire.CancelByName)
                 await engine.hang_up()  # what was asked is answered by nobody
             assert answers == [None, found, None]
+
+    run(scenario)
+
+
+def test_others_have_requests_ended_by_name() -> None:
+    """Each is answered when its requests have ended; meanwhile the engine is heard."""
+    ended = {"cmpl-1": anyio.Event(), "cmpl-2": anyio.Event()}
+
+    async def end_named(names: wire.CancelByName) -> list[wire.CancelledRequest]:
+        [request_id] = names.ids
+        await ended[request_id].wait()
+        return [wire.CancelledRequest(request_id, Outcome.ABORTED, 0.5)]
+
+    async def scenario() -> None:
+        async with bench(process="0123abcd", end_named=end_named) as rig:
+            engine = await rig.accept_ready()
+            for number, request_id in enumerate(ended):
+                names = wire.CancelByName(sequence=number, ids=[request_id], labels=["job"], owner="alice")
+                await engine.say_and_be_heard(rig.client, names)
+            for number, (request_id, event) in reversed([*enumerate(ended.items())]):
+                event.set()
+                answer = wire.CancelledByName(
+                    sequence=number, requests=[wire.CancelledRequest(request_id, Outcome.ABORTED, 0.5)]
+                )
+                assert await engine.hear(wire.CancelledByName) == answer
 
     run(scenario)
 

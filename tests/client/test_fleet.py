@@ -271,28 +271,51 @@ def test_a_caller_that_leaves_while_the_second_engine_is_asked() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("place", range(3))
-def test_of_several_answers_about_a_request_that_of_the_engine_counts_that_had_it(place: int) -> None:
-    """The others know from the API process that it has ended."""
-    answers: list[list[wire.CancelledRequest]] = []
-    own = wire.CancelledRequest("cmpl-1", Outcome.OK, 0.0)
-    hearsay = wire.CancelledRequest("cmpl-1", Outcome.CLIENT_CANCELLED, 0.0, heard=True)
-    told = [hearsay] * 3
-    told[place] = own
+Known = list[wire.CancelledRequest] | None
+OVER = [wire.CancelledRequest(f"cmpl-{number}", Outcome.ABORTED, 0.5) for number in range(3)]
+
+
+async def named(fleet: Fleet, answers: list[Known], *ids: str) -> None:
+    answers.append(await fleet.cancel_by_name(wire.CancelByName(sequence=0, ids=list(ids), labels=["job"], owner="me")))
+
+
+async def tell(engine: Conversation, *requests: wire.CancelledRequest, unreached: Sequence[str] = ()) -> list[str]:
+    """Answer a cancel by name; returns the ids that were asked for."""
+    asked = await engine.hear(wire.CancelByName)
+    answer = wire.CancelledByName(sequence=asked.sequence, requests=list(requests), unreached=list(unreached))
+    await engine.say(answer)
+    return asked.ids
+
+
+def test_a_cancel_by_name_goes_through_one_engine() -> None:
+    answers: list[Known] = []
 
     async def scenario() -> None:
         async with three() as rigs:
             await rigs.ready()
-
-            async def ask() -> None:
-                answers.append(await Fleet([rigs.model]).cancel(["cmpl-1"], [], ""))
-
             async with anyio.create_task_group() as group:
-                group.start_soon(ask)
-                for engine, answer in zip(rigs.engines, told, strict=True):
-                    question = await engine.hear(wire.CancelByName)
-                    await engine.say(wire.CancelledByName(sequence=question.sequence, requests=[answer]))
-            assert answers == [[own]]
+                group.start_soon(named, Fleet([rigs.model]), answers, "cmpl-0", "cmpl-1")
+                assert await tell(rigs.engines[0], *OVER[:1]) == ["cmpl-0", "cmpl-1"]
+            assert answers == [OVER[:1]]
+            for engine, rig in zip(rigs.engines[1:], rigs.rigs[1:], strict=True):
+                await rig.client.ledger(timeout=0)
+                await engine.hear(wire.AskLedger)  # and nothing before it
+
+    run(scenario)
+
+
+def test_ids_that_one_engine_reaches_nobody_for_are_put_to_the_next() -> None:
+    answers: list[Known] = []
+
+    async def scenario() -> None:
+        async with three() as rigs:
+            await rigs.ready()
+            async with anyio.create_task_group() as group:
+                group.start_soon(named, Fleet([rigs.model]), answers, "cmpl-0", "cmpl-1", "cmpl-2")
+                await tell(rigs.engines[0], OVER[0], unreached=["cmpl-1", "cmpl-2"])
+                assert await tell(rigs.engines[1], OVER[1], unreached=["cmpl-2"]) == ["cmpl-1", "cmpl-2"]
+                assert await tell(rigs.engines[2], unreached=["cmpl-2"]) == ["cmpl-2"]
+            assert answers == [OVER[:2]]
 
     run(scenario)
 
@@ -300,32 +323,18 @@ def test_of_several_answers_about_a_request_that_of_the_engine_counts_that_had_i
 @pytest.mark.parametrize("known", [True, False])
 def test_a_cancel_by_name_says_when_somebody_did_not_answer(known: bool) -> None:
     """What is found is told; that nothing is found can only be said for the engines that have answered."""
-    answers: list[list[wire.CancelledRequest]] = []
+    answers: list[Known] = []
 
     async def scenario() -> None:
         async with three() as rigs:
             await rigs.ready()
-            fleet = Fleet([rigs.model])
-
-            async def ask() -> None:
-                if known:
-                    answers.append(await fleet.cancel(["cmpl-1"], [], ""))
-                    return
-                with pytest.raises(Refusal) as caught:
-                    await fleet.cancel(["cmpl-1"], [], "")
-                assert caught.value.outcome is Outcome.UNAVAILABLE
-
-            found = wire.CancelledRequest("cmpl-1", Outcome.ABORTED, 0.5)
             async with anyio.create_task_group() as group:
-                group.start_soon(ask)
-                questions = [await engine.hear(wire.CancelByName) for engine in rigs.engines]
-                for index in (0, 1):
-                    listed = [found] if known and index else []
-                    await rigs.engines[index].say(
-                        wire.CancelledByName(sequence=questions[index].sequence, requests=listed)
-                    )
-                await rigs.engines[2].hang_up()
-            assert answers == ([[found]] if known else [])
+                group.start_soon(named, Fleet([rigs.model]), answers, "cmpl-0")
+                await tell(rigs.engines[0], unreached=["cmpl-0"])
+                await rigs.engines[1].hear(wire.CancelByName)
+                await rigs.engines[1].hang_up()
+                await tell(rigs.engines[2], *OVER[:known], unreached=["cmpl-0"])
+            assert answers == ([OVER[:1]] if known else [None])
 
     run(scenario)
 

@@ -30,6 +30,16 @@ Said = TypeVar("Said", bound=wire.Message)
 ROOMY = GateLimits(items=1000, tokens=10_000, capacity=100, vocabulary_size=32)
 
 
+def process_name(number: int) -> str:
+    """What the worker that was the `number`th to connect is called, from 1."""
+    return f"{number:08x}"
+
+
+def public_id(worker: int, number: int) -> str:
+    """An id that this worker may have made."""
+    return f"cmpl-{process_name(worker)}{number:024x}"
+
+
 def submit(request: int, *prompts: list[int], n: int = 1, label: str = "") -> wire.Submit:
     return wire.Submit(
         request=request,
@@ -128,7 +138,8 @@ class Board:
         worker = Worker(ours)
         self.workers.append(worker)
         if version is not None:
-            await worker.say(wire.Hello(worker=len(self.workers), version=version))
+            number = len(self.workers)
+            await worker.say(wire.Hello(worker=number, version=version, process=process_name(number)))
         return worker
 
     async def connect_ready(self) -> Worker:

@@ -179,5 +179,5 @@ def test_a_request_that_no_engine_has_yet_is_ended_too(keyed: ServerProcess) -> 
         assert {row["id"] for row in reply.json()["requests"]} == ids
         assert keyed.load() == 1, "the other key's goes on"
         [known] = list(ids)[:1]
-        assert cancel(keyed, known).json() == {"id": known, "outcome": "aborted", "seconds": 0.0}
+        assert cancel(keyed, known).json() in reply.json()["requests"], "a repeat gives the same answer"
     until(lambda: keyed.outcomes().get("aborted", 0) == ended + 4)

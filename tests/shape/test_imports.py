@@ -9,11 +9,11 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "tenure"
 
-VOCABULARY = {"errors", "outcomes", "sampling", "pooling", "source", "config", "__init__"}
+VOCABULARY = {"errors", "outcomes", "sampling", "pooling", "source", "config", "request_id", "__init__"}
 ALLOWED = {
     "core": {"core", "errors", "outcomes", "sampling", "pooling"},
     "wire": {"wire", "errors", "outcomes", "sampling", "pooling"},
-    "http": {"http", "errors", "outcomes", "config"},
+    "http": {"http", "errors", "outcomes", "config", "request_id"},
     "observe": {"observe", "http.exchange", "http.request_head", "process", "wire", *VOCABULARY},
     "checkpoints": {"checkpoints", *VOCABULARY},
     "text": {"text", "checkpoints", *VOCABULARY},

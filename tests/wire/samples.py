@@ -77,7 +77,6 @@ TO_ENGINE: tuple[wire.ToEngine, ...] = (
         segments=[2, 0],
         begin_within=1.5,
         end_within=2.5,
-        owner="somebody",
         unattended=[1, 0],
     ),
     wire.Cancel(request=2**63, outcome=Outcome.CLIENT_CANCELLED),
@@ -85,7 +84,7 @@ TO_ENGINE: tuple[wire.ToEngine, ...] = (
     wire.Stall(request=2**63),
     wire.Resume(request=7),
     wire.CancelByName(sequence=8, ids=["cmpl-1"], labels=["mine"], owner="somebody"),
-    wire.Recalled(sequence=8, requests=[wire.CancelledRequest("cmpl-1", Outcome.ABORTED, 0.25)]),
+    wire.CancelledByName(sequence=8, requests=[wire.CancelledRequest("cmpl-1", Outcome.ABORTED, 0.25)]),
     wire.AskLedger(sequence=-(2**63)),
 )
 FROM_ENGINE: tuple[wire.FromEngine, ...] = (
@@ -96,7 +95,7 @@ FROM_ENGINE: tuple[wire.FromEngine, ...] = (
     wire.StepOutput(step=12, outputs=[OUTPUT, wire.ItemOutput(9, 0, [])]),
     wire.Ended(request=9, outcome=Outcome.ENGINE_ERROR, message="broken", queue_seconds=0.25),
     wire.Heartbeat(outstanding_tokens=99),
-    wire.Recall(sequence=8, ids=["cmpl-1"], labels=["mine"], owner="somebody"),
+    wire.CancelByName(sequence=8, ids=["cmpl-1"], labels=["mine"], owner="somebody"),
     wire.CancelledByName(sequence=8, requests=[wire.CancelledRequest("cmpl-1", Outcome.ABORTED, 0.25)]),
     wire.LedgerReply(sequence=5, ledger=LEDGER),
 )

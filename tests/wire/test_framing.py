@@ -178,7 +178,11 @@ def test_what_is_no_message_ends_the_connection(payload: bytes) -> None:
     assert "no message" in str(gone)
 
 
-@pytest.mark.parametrize("message", TO_ENGINE, ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize(
+    "message",
+    [message for message in TO_ENGINE if type(message) not in map(type, FROM_ENGINE)],
+    ids=lambda message: type(message).__name__,
+)
 def test_a_message_of_the_other_direction_is_none(message: msgspec.Struct) -> None:
     found, _, gone = arrivals([encoded(message)], wire.FromEngine)
     assert found == []

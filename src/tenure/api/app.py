@@ -35,7 +35,7 @@ def build_app(
     settings = context.settings
     routes = route_table(settings.root_path)
     inner = answer_preflights(build_inner(context, routes, limits), cors)
-    return Guard(inner, routes, observer, limits, keys, settings.request_timeout)
+    return Guard(inner, routes, observer, limits, keys, settings.request_timeout, context.process)
 
 
 def build_inner(context: AppContext, routes: RouteTable, limits: HttpLimits) -> ASGIApp:

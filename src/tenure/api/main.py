@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,10 +21,10 @@ import uvicorn
 from tenure import __version__
 from tenure.api.app import build_app
 from tenure.api.common.context import AppContext
-from tenure.api.operations.cancel_by_name import recall
+from tenure.api.operations.cancel_by_name import end_named
 from tenure.checkpoints.model_config import read_sampling_defaults
 from tenure.checkpoints.profile import read_profile
-from tenure.client import EngineClient, Fleet, Served
+from tenure.client import EndNamed, EngineClient, Fleet, Served
 from tenure.config import ApiConfig, HttpLimits, ReportConfig, read_config
 from tenure.errors import TenureError
 from tenure.http.cors import add_cors_headers
@@ -39,7 +39,8 @@ from tenure.process.lifeline import die_with_parent, end_of_file
 from tenure.process.reports import HEARTBEAT_INTERVAL, Alive, Failed, Serving, offer_report, write_report
 from tenure.process.time_slices import request_short_time_slices
 from tenure.prompts.text_model import TextModel, load_text_model, score_prompt_of
-from tenure.wire.messages import CancelledRequest, Recall
+from tenure.request_id import new_process_name
+from tenure.wire.messages import CancelByName, CancelledRequest
 
 logger = logging.getLogger("tenure.api")
 
@@ -95,7 +96,12 @@ async def _serve(
             group.start_soon(_watch_lifeline)
             counter = shared.worker(config.worker)
             observer = RequestObserver(counter, log_bodies=config.report.log_bodies, tracer=tracer)
-            fleet = _fleet(config, texts, counter, lambda names: recall(guard.open_exchanges, observer.ended, names))
+            process = new_process_name()
+
+            async def end_here(names: CancelByName) -> list[CancelledRequest]:
+                return await end_named(guard.open_exchanges, observer.ended, names)
+
+            fleet = _fleet(config, texts, counter, process, end_here)
             group.start_soon(fleet.run)
             limits = _within_descriptors(config.limits)
             context = AppContext(
@@ -106,6 +112,8 @@ async def _serve(
                 was_ready=shared.was_ready,
                 epoch=config.epoch,
                 started_at=config.started_at,
+                process=process,
+                end_named=end_here,
                 draining=lambda: guard.snapshot().draining,
             )
             guard = build_app(context, observer, limits, config.api_keys, config.cors)
@@ -131,7 +139,8 @@ def _fleet(
     config: ApiConfig,
     texts: Mapping[str, TextModel],
     counter: RequestCounter,
-    recall: Callable[[Recall], list[CancelledRequest]],
+    process: str,
+    end_here: EndNamed,
 ) -> Fleet:
     served = []
     for model, paths in zip(config.models, config.engine_sockets, strict=True):
@@ -141,7 +150,8 @@ def _fleet(
                 worker=config.worker,
                 stall_timeout=config.limits.stall_timeout,
                 on_cancelled=partial(counter.observe, ENGINE_CANCEL_SECONDS, model=model.served_names[0]),
-                recall=recall,
+                process=process,
+                end_named=end_here,
             )
             for path in paths
         ]

@@ -1,10 +1,11 @@
 """The API process's side of the wire: connections to engines, and the handles of open requests."""
 
-from tenure.client.engine import EngineClient
+from tenure.client.engine import EndNamed, EngineClient, no_requests
 from tenure.client.fleet import Fleet, ModelNotFound, ModelNotSupported, Opener, Served
 from tenure.client.generation import EndOfGeneration, GenerationFailed, GenerationHandle, Refusal, Watcher
 
 __all__ = [
+    "EndNamed",
     "EndOfGeneration",
     "EngineClient",
     "Fleet",
@@ -16,4 +17,5 @@ __all__ = [
     "Refusal",
     "Served",
     "Watcher",
+    "no_requests",
 ]

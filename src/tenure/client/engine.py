@@ -11,7 +11,7 @@ open request, or not its state, are ignored.
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -35,6 +35,8 @@ _CANCEL_TIMEOUT = 60.0
 
 
 Answer = wire.LedgerReply | wire.CancelledByName
+EndNamed = Callable[[wire.CancelByName], Awaitable[list[wire.CancelledRequest]]]
+"""Ends the requests of this process that are named; returns them when they are over, with those that had ended."""
 
 
 def client_left() -> Outcome:
@@ -46,7 +48,8 @@ def _ignore(seconds: float) -> None:
     del seconds
 
 
-def _nothing_to_recall(_message: wire.Recall) -> list[wire.CancelledRequest]:
+async def no_requests(_names: wire.CancelByName) -> list[wire.CancelledRequest]:
+    """An `EndNamed` of a process that has none."""
     return []
 
 
@@ -54,8 +57,8 @@ class EngineClient:
     """One engine, reached through the Unix socket at `path`.
 
     `stall_timeout`: seconds for which a generation may be stalled in all, because its reader does not keep up.
-    `on_cancelled` is told how long each cancel took until the engine held nothing of the request. `recall` ends what is
-    named, and returns it with what it knows to have ended before.
+    `on_cancelled` is told how long each cancel took until the engine held nothing of the request. `process` stands for
+    this process in ids; `end_named` is called for cancels by name that other API processes ask for.
     """
 
     def __init__(
@@ -65,14 +68,15 @@ class EngineClient:
         worker: int = 0,
         stall_timeout: float = math.inf,
         on_cancelled: Callable[[float], None] = _ignore,
-        recall: Callable[[wire.Recall], list[wire.CancelledRequest]] = _nothing_to_recall,
+        process: str = "",
+        end_named: EndNamed = no_requests,
     ) -> None:
         self._card: wire.ModelCard | None = None
         self._path = path
-        self._worker = worker
+        self._hello = wire.Hello(worker=worker, process=process)
         self._stall_timeout = stall_timeout
         self._on_cancelled = on_cancelled
-        self._recall = recall
+        self._end_named = end_named
         self._outbox: Outbox | None = None
         self._speaks = False  # a stopped engine's socket takes connections, too
         self._open: dict[int, GenerationHandle] = {}
@@ -155,19 +159,16 @@ class EngineClient:
                     return reply.ledger
         return None
 
-    async def cancel_by_name(
-        self, ids: Sequence[str], labels: Sequence[str] = (), owner: str = "", timeout: float = _CANCEL_TIMEOUT
-    ) -> list[wire.CancelledRequest] | None:
-        """End requests of any API process, by id, or by label and owner; returns when the engine holds nothing of them.
+    async def cancel_by_name(self, names: wire.CancelByName) -> wire.CancelledByName | None:
+        """Have other API processes end requests; the answer comes when nothing is held of them.
 
-        Those that it knows; by id also if they have ended before. None when it does not answer in time, or is away.
+        None when none comes in time, or the engine is away.
         """
         if not self._speaks:
             return None
         number = next(self._numbers)
-        message = wire.CancelByName(sequence=number, ids=list(ids), labels=list(labels), owner=owner)
-        reply = await self._ask(number, message, timeout)
-        return reply.requests if isinstance(reply, wire.CancelledByName) else None
+        reply = await self._ask(number, msgspec.structs.replace(names, sequence=number), _CANCEL_TIMEOUT)
+        return reply if isinstance(reply, wire.CancelledByName) else None
 
     async def _ask(self, number: int, question: wire.ToEngine, timeout: float) -> Answer | None:
         self._answers[number] = None
@@ -229,9 +230,9 @@ class EngineClient:
         try:
             async with anyio.create_task_group() as group:
                 self._outbox = Outbox(channel, send_now=stream.send_now)
-                self._outbox.put(wire.Hello(worker=self._worker))
+                self._outbox.put(self._hello)
                 group.start_soon(self._write, self._outbox, group)
-                await self._read(channel)
+                await self._read(channel, group)
                 group.cancel_scope.cancel()
         finally:
             self._lose()
@@ -244,12 +245,15 @@ class EngineClient:
         except PeerGone:
             group.cancel_scope.cancel()
 
-    async def _read(self, channel: Channel[wire.FromEngine]) -> None:
+    async def _read(self, channel: Channel[wire.FromEngine], group: TaskGroup) -> None:
         try:
             while True:
                 for message in await channel.receive():
                     self._speaks = True
-                    self._handle(message)
+                    if isinstance(message, wire.CancelByName):
+                        group.start_soon(self._cancel_for_others, message)
+                    else:
+                        self._handle(message)
         except PeerGone as reason:
             # While it loads, its supervisor tells why it ended.
             logger.log(logging.WARNING if self.ready else logging.DEBUG, "engine at %s: %s", self._path, reason)
@@ -275,13 +279,14 @@ class EngineClient:
                 self._tokens = tokens
             case wire.LedgerReply() | wire.CancelledByName():
                 self._note_answer(message)
-            case wire.Recall():
-                self._send(wire.Recalled(sequence=message.sequence, requests=self._recall(message)))
             case wire.Ready(card=card):
                 self._set_card(card)
             case wire.Unready(reason=reason):
                 self._set_card(None)
                 logger.debug("engine at %s: %s", self._path, reason)
+
+    async def _cancel_for_others(self, names: wire.CancelByName) -> None:
+        self._send(wire.CancelledByName(sequence=names.sequence, requests=await self._end_named(names)))
 
     def _match(self, number: int, state: HandleState) -> GenerationHandle | None:
         """The open request that a message is about, if it is one that such a message may be about now."""

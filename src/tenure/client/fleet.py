@@ -16,6 +16,7 @@ from tenure.errors import CallerError
 from tenure.outcomes import FinishReason, Outcome
 from tenure.wire.messages import (
     BlockCounts,
+    CancelByName,
     CancelledRequest,
     EngineLedger,
     ItemCounts,
@@ -161,29 +162,24 @@ class Fleet:
             for engine in served.engines:
                 await engine.wait_ready()
 
-    async def cancel(self, ids: Sequence[str], labels: Sequence[str], owner: str) -> list[CancelledRequest]:
-        """End requests in whatever engine they are; returns those that some engine knows. See `cancel_by_name`.
+    async def cancel_by_name(self, names: CancelByName) -> list[CancelledRequest] | None:
+        """Have other API processes end requests, by way of one engine; returns those that are known.
 
-        Raises Refusal when none does, but not all engines answer: one of the others may.
+        Of an API process that is gone the engines may remember some, so all are asked. None when no request is known,
+        though some engine that could not be asked may know one.
         """
-        found: dict[str, CancelledRequest] = {}
-        silent: list[EngineClient] = []
-
-        async def ask(engine: EngineClient) -> None:
-            requests = await engine.cancel_by_name(ids, labels, owner)
-            for request in requests or ():
-                if request.id not in found or not request.heard:
-                    found[request.id] = request
-            if requests is None:
-                silent.append(engine)
-
-        async with anyio.create_task_group() as group:
-            for served in self.models:
-                for engine in served.engines:
-                    group.start_soon(ask, engine)
-        if silent and not found:
-            raise unavailable()
-        return list(found.values())
+        found: list[CancelledRequest] = []
+        sure = True
+        for engine in (engine for served in self.models for engine in served.engines):
+            answer = await engine.cancel_by_name(names)
+            if answer is None:
+                sure = False
+                continue
+            found += answer.requests
+            if not answer.unreached:
+                return found
+            names = CancelByName(sequence=0, ids=answer.unreached)
+        return found if found or sure else None
 
     async def ledgers(self, timeout: float = 1.0, *, holders: bool = False) -> list[EngineLedger]:
         """The ledger of every engine, asked at the same time; one that does not answer is marked so."""

@@ -6,7 +6,7 @@ Runs in the engine's I/O thread, on its event loop, and is never blocked by a st
 - `_open`: the admitted requests by the engine's own number; a connection has its own by the numbers it gave them.
 - `_connections`: a connection is the holder of its requests; when it is lost they are cancelled, and their permits come
   back like all others, when the loop reports that they hold nothing.
-- `_register`: what the requests are called, for those who end them by name.
+- `_relay`: cancels by name that are under way to the API processes that can carry them out.
 
 A connection is served once it has said that it speaks our version of the protocol. What cannot be matched, or comes a
 second time, is counted and otherwise ignored, so that a request never means more than a few orders to the loop.
@@ -17,7 +17,6 @@ The loop's thread calls `publish` alone; what it tells is handed to `deliver` by
 import logging
 import queue
 import time
-from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from itertools import count
 
@@ -29,9 +28,9 @@ from tenure.core.admission import Gate, GateLimits, Permit, Refusal
 from tenure.core.ledger import LedgerError
 from tenure.core.report import Output
 from tenure.engine import translation
+from tenure.engine.cancel_relay import CancelRelay
 from tenure.engine.ledger_report import engine_ledger
 from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Finish, Order, Resume, ShowHolders, Stall
-from tenure.engine.register import Name, Register
 from tenure.outcomes import Outcome
 from tenure.process.reports import HEARTBEAT_INTERVAL
 from tenure.wire import messages as wire
@@ -47,13 +46,24 @@ _OTHER_VERSION = f"this engine speaks version {wire.PROTOCOL_VERSION} of the pro
 class _Open:
     """An admitted request: its permit, where its outputs go, and what the loop has been told about its end."""
 
-    __slots__ = ("cancelled", "connection", "fault", "finished", "number", "permit", "stalled", "wire_number")
+    __slots__ = (
+        "cancelled",
+        "connection",
+        "fault",
+        "finished",
+        "number",
+        "permit",
+        "public_id",
+        "stalled",
+        "wire_number",
+    )
 
-    def __init__(self, number: int, permit: Permit, connection: "_Connection", wire_number: int) -> None:
+    def __init__(self, number: int, permit: Permit, connection: "_Connection", submit: wire.Submit) -> None:
         self.number = number
         self.permit = permit
         self.connection = connection
-        self.wire_number = wire_number
+        self.wire_number = submit.request
+        self.public_id = submit.public_id
         self.cancelled = False
         self.stalled = False
         self.fault = ""  # why the request fails, whatever the loop makes of it
@@ -63,12 +73,13 @@ class _Open:
 class _Connection:
     """An API process, as long as its socket is open."""
 
-    __slots__ = ("greeted", "number", "outbox", "requests")
+    __slots__ = ("greeted", "number", "outbox", "process", "requests")
 
     def __init__(self, number: int, outbox: Outbox) -> None:
         self.number = number
         self.outbox = outbox
         self.greeted = False
+        self.process = ""
         self.requests: dict[int, _Open] = {}  # by its own numbers
 
 
@@ -89,7 +100,7 @@ class EngineServer:
         self._asking: list[tuple[int, int]] = []  # for holders: numbers of connections, and their sequence numbers
         self._open: dict[int, _Open] = {}
         self._connections: dict[int, _Connection] = {}
-        self._register = Register()
+        self._relay = CancelRelay()
         self._numbers = count(1)
         self._unmatched = 0
 
@@ -135,11 +146,11 @@ class EngineServer:
 
     def _end(self, ending: Ending) -> None:
         assert self._gate is not None
-        entry, now = self._open.pop(ending.number), time.monotonic()
-        self._gate.release(entry.permit, now)
+        entry = self._open.pop(ending.number)
+        self._gate.release(entry.permit, time.monotonic())
         entry.connection.requests.pop(entry.wire_number)
         outcome = Outcome.ENGINE_ERROR if entry.fault else ending.outcome
-        self._register.leave(entry.number, outcome, now)
+        self._relay.end(entry.public_id, outcome)
         ended = wire.Ended(
             request=entry.wire_number,
             outcome=outcome,
@@ -181,7 +192,7 @@ class EngineServer:
 
     def _lose(self, connection: _Connection) -> None:
         del self._connections[connection.number]
-        self._register.forget(connection.number)
+        self._relay.lose(connection.number, (entry.public_id for entry in connection.requests.values()))
         self._answer()
         for entry in connection.requests.values():
             if not entry.cancelled:
@@ -203,15 +214,16 @@ class EngineServer:
                 self._pace(connection.requests.get(number), stalled=False)
             case wire.CancelByName():
                 self._cancel_by_name(connection, message)
-            case wire.Recalled(sequence=number, requests=requests):
-                self._cancel_all(self._register.hear(connection.number, number, requests, time.monotonic()))
+            case wire.CancelledByName():
+                self._relay.hear(connection.number, message)
+                self._answer()
             case wire.AskLedger(sequence=sequence, holders=False):
                 self._report(connection, sequence, self._snapshot)
             case wire.AskLedger(sequence=sequence):
                 self._ask_holders(connection, sequence)
 
     def _greet(self, connection: _Connection, hello: wire.Hello) -> None:
-        connection.greeted = hello.version == wire.PROTOCOL_VERSION
+        connection.greeted, connection.process = hello.version == wire.PROTOCOL_VERSION, hello.process
         if not connection.greeted:
             logger.error("API process %d: %s", hello.worker, _OTHER_VERSION)
             self._send(connection, wire.Unready(reason=_OTHER_VERSION))
@@ -228,8 +240,7 @@ class EngineServer:
             self._send(connection, translation.refused(submit.request, answer))
             return
         number = next(self._numbers)
-        self._open[number] = connection.requests[submit.request] = _Open(number, answer, connection, submit.request)
-        self._register.enter(number, Name(submit.public_id, submit.label, submit.owner))
+        self._open[number] = connection.requests[submit.request] = _Open(number, answer, connection, submit)
         self._send(connection, wire.Admitted(request=submit.request))  # before a step occupies the cores
         self._order(Add(translation.request(number, submit, time.monotonic())))
 
@@ -266,24 +277,17 @@ class EngineServer:
         self._order((Stall if stalled else Resume)(entry.number))
 
     def _cancel_by_name(self, connection: _Connection, message: wire.CancelByName) -> None:
-        greeted = [number for number, other in self._connections.items() if other.greeted]
-        question, chosen = self._register.ask(connection.number, message, greeted, time.monotonic())
-        recall = wire.Recall(sequence=question, ids=message.ids, labels=message.labels, owner=message.owner)
-        for number in greeted:
-            self._send(self._connections[number], recall)
-        self._cancel_all(chosen)
-
-    def _cancel_all(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            if not self._open[number].cancelled:
-                self._cancel(self._open[number], Outcome.ABORTED)
+        others = (other for other in self._connections.values() if other.greeted and other is not connection)
+        processes = {other.process: other.number for other in others}
+        questions = self._relay.ask(next(self._numbers), connection.number, message, processes)
+        for number, question in questions.items():
+            self._send(self._connections[number], question)
         self._answer()
 
     def _answer(self) -> None:
-        """Answer those whose requests have all ended."""
-        for question, requests in self._register.answers():
-            answer = wire.CancelledByName(sequence=question.message.sequence, requests=list(requests))
-            self._send(self._connections.get(question.asker), answer)
+        """Answer the cancels by name that are done."""
+        for asker, answer in self._relay.answers():
+            self._send(self._connections.get(asker), answer)
 
     def _ask_holders(self, connection: _Connection, sequence: int) -> None:
         """The loop alone knows who holds what, and says so between two steps: once for all who have asked by then."""
@@ -326,8 +330,6 @@ class EngineServer:
     async def heartbeat(self) -> None:
         """Tell every connection once a second how much is open."""
         while True:
-            self._register.give_up(time.monotonic())
-            self._answer()
             held = self._gate.snapshot().tokens if self._gate is not None else 0
             for connection in self._connections.values():
                 self._send(connection, wire.Heartbeat(outstanding_tokens=held))

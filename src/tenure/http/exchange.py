@@ -40,7 +40,6 @@ class Exchange:
         self.head = head
         self.journal: Any = None
         """What the guard's observer keeps of it; the guard does not look at it."""
-        self.work = head.route.work and not head.asks_options
         self.body = b""
         self.body_bytes = 0
         """Of the body, as far as it was read."""
@@ -55,6 +54,13 @@ class Exchange:
         """Set when the response is finished or the client has left: there is nothing more to receive."""
         self.scope = anyio.CancelScope()
         """Everything that runs for this request."""
+        self.ended = anyio.Event()
+        """Set by the guard when nothing runs, or is held, for it any more."""
+
+    @property
+    def work(self) -> bool:
+        """Whether it is counted."""
+        return self.head.route.work and not self.head.asks_options
 
     @property
     def decided(self) -> bool:

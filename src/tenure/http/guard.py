@@ -56,6 +56,7 @@ class Guard:
         limits: HttpLimits,
         keys: KeyRing = KeyRing(),  # noqa: B008 -- frozen
         request_timeout: float = 0.0,
+        process: str = "00000000",
     ) -> None:
         self._app = app
         self._routes = routes
@@ -63,6 +64,7 @@ class Guard:
         self._limits = limits
         self._keys = intake.digests(keys.keys)
         self._request_timeout = request_timeout or None
+        self._process = process
         self._open: set[Exchange] = set()
         self._body_bytes = 0
         self._watchers = 0
@@ -101,7 +103,7 @@ class Guard:
         scope = in_origin_form(scope)
         match = self._routes.match(scope["method"], scope["path"])
         connection: Connection | None = scope.get("extensions", {}).get(CONNECTION_KEY)
-        exchange = Exchange(read_head(scope, match, time.monotonic()))
+        exchange = Exchange(read_head(scope, match, self._process, time.monotonic()))
         outlet = Outlet(exchange, send, connection, self._limits.stall_timeout, self._closes_connections)
         with self._counted(exchange):
             await self._serve(exchange, match, scope, receive, outlet, connection)
@@ -120,6 +122,7 @@ class Guard:
             self._open.remove(exchange)
             self._body_bytes -= exchange.body_bytes
             self._observer.closed(exchange)
+            exchange.ended.set()
             if not self._open:
                 while self._emptied:
                     self._emptied.pop().set()

@@ -1,6 +1,5 @@
 """What is known of a request from its head, before anything of it is checked."""
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from starlette.types import Scope
 from tenure.http import intake
 from tenure.http.errors import ApiError, Dialect
 from tenure.http.routes import Match, Route
+from tenure.request_id import new_request_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class RequestHead:
     path_params: Mapping[str, str]
     headers: Headers
     request_id: str
-    """Made here: the id of the response, and the only identity there is; the route's prefix and 32 hex digits."""
+    """Made here: the id of the response, and the only identity there is."""
     label: str
     """The caller's `X-Request-Id`, checked to be printable ASCII; empty when absent or refused."""
     label_refusal: ApiError | None
@@ -56,8 +56,8 @@ UNROUTED = Route("", (), _unrouted, dialect=Dialect.RERANK)
 """Stands for the route of a request that has none. Its error has what clients of any route read."""
 
 
-def read_head(scope: Scope, match: Match | None, now: float) -> RequestHead:
-    """A request that has just come, for the route that its path led to."""
+def read_head(scope: Scope, match: Match | None, process: str, now: float) -> RequestHead:
+    """A request that has just come to the API process of that name, for the route that its path led to."""
     route = UNROUTED if match is None else match.route
     headers = Headers(scope=scope)
     label, label_refusal = _read_label(headers)
@@ -67,7 +67,7 @@ def read_head(scope: Scope, match: Match | None, now: float) -> RequestHead:
         path=scope["path"],
         path_params={} if match is None else match.path_params,
         headers=headers,
-        request_id=route.id_prefix + uuid.uuid4().hex,
+        request_id=new_request_id(route.id_prefix, process),
         label=label,
         label_refusal=label_refusal,
         received_at=now,

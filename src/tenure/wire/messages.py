@@ -28,6 +28,8 @@ class Hello(Message, frozen=True):
 
     worker: int
     version: int = PROTOCOL_VERSION
+    process: str = ""
+    """What stands for this start of this API process in the ids that it makes."""
 
 
 class Submit(Message, frozen=True):
@@ -44,7 +46,7 @@ class Submit(Message, frozen=True):
     sampling: SamplingParams
     n: int = 1
     label: str = ""
-    """The caller's `X-Request-Id`: shown, and asked for by `CancelByName` alone."""
+    """The caller's `X-Request-Id`, to be shown."""
     priority: int = 0
     cache_salt: str = ""
     pooling: PoolingParams | None = None
@@ -55,8 +57,6 @@ class Submit(Message, frozen=True):
     """Seconds from its arrival at the engine within which one of its items must have run; None waits for ever."""
     end_within: float | None = None
     """Seconds within which it must be over."""
-    owner: str = ""
-    """Whose request it is: what stands for the caller's API key. Only the same owner can end it by its label."""
     unattended: list[int] = []
     """Per prompt, how many of its last tokens no token attends to; empty when all are attended to."""
 
@@ -86,9 +86,10 @@ class Resume(Message, frozen=True):
 
 
 class CancelByName(Message, frozen=True):
-    """End every live request of any API process with one of these public ids, or with one of these labels and `owner`.
+    """End every request with one of these public ids, or with one of these labels and `owner`.
 
-    Answered by `CancelledByName` with the same `sequence`, once nothing is held of any of them.
+    An API process asks an engine, and the engine asks the others: for ids those that they name, for labels all. Each is
+    answered by `CancelledByName` with the same `sequence`, once nothing is held of any of the requests.
     """
 
     sequence: int
@@ -97,11 +98,22 @@ class CancelByName(Message, frozen=True):
     owner: str = ""
 
 
-class Recalled(Message, frozen=True):
-    """The answer to a `Recall`. All that was submitted before it has been on its way before it."""
+class CancelledRequest(msgspec.Struct, frozen=True, gc=False):
+    """How a request that was to be ended has ended, now or before."""
+
+    id: str
+    outcome: Outcome
+    seconds: float
+    """From the order to end it until all was free; 0 when it had ended before that."""
+
+
+class CancelledByName(Message, frozen=True):
+    """Those of the ids that are known, and the requests that had one of the labels."""
 
     sequence: int
-    requests: list["CancelledRequest"]
+    requests: list[CancelledRequest]
+    unreached: list[str] = []
+    """Ids whose API process is not there; of these the engine has told what it remembers."""
 
 
 class AskLedger(Message, frozen=True):
@@ -111,7 +123,7 @@ class AskLedger(Message, frozen=True):
     holders: bool = False
 
 
-ToEngine = Hello | Submit | Cancel | FinishItem | Stall | Resume | CancelByName | Recalled | AskLedger
+ToEngine = Hello | Submit | Cancel | FinishItem | Stall | Resume | CancelByName | CancelledByName | AskLedger
 
 
 # Engine -> API process
@@ -340,41 +352,11 @@ class ServerLedger(msgspec.Struct, frozen=True, kw_only=True):
     engines: list[EngineLedger]
 
 
-class CancelledRequest(msgspec.Struct, frozen=True, gc=False):
-    """How a request that was to be ended has ended, now or before."""
-
-    id: str
-    outcome: Outcome
-    seconds: float
-    """From the order to end it until all was free; 0 when it had ended before that, or was in no engine."""
-    heard: bool = False
-    """The engine that says so never had it, but has heard of its end from an API process."""
-
-
-class Recall(Message, frozen=True):
-    """Some API process asks for requests to be ended by name: end those of yours.
-
-    Answered, with these and with those that had ended before, by `Recalled` with the same `sequence`.
-    """
-
-    sequence: int
-    ids: list[str]
-    labels: list[str] = []
-    owner: str = ""
-
-
-class CancelledByName(Message, frozen=True):
-    """Those of the ids that the engine knows, and the requests that had one of the labels."""
-
-    sequence: int
-    requests: list[CancelledRequest]
-
-
 class LedgerReply(Message, frozen=True):
     sequence: int
     ledger: EngineLedger
 
 
 FromEngine = (
-    Ready | Unready | Admitted | Refused | StepOutput | Ended | Recall | CancelledByName | Heartbeat | LedgerReply
+    Ready | Unready | Admitted | Refused | StepOutput | Ended | CancelByName | CancelledByName | Heartbeat | LedgerReply
 )

@@ -132,7 +132,7 @@ class Call:
 
     @asynccontextmanager
     async def generation(self, opener: Opener, submit: Submit) -> AsyncIterator[GenerationHandle]:
-        """As `opener.open(submit)`, for this request's owner and until its deadlines.
+        """As `opener.open(submit)`, until this request's deadlines.
 
         What becomes of it is noted for the figures. Set `model` before. Raises ApiError when the time is up already.
         """
@@ -146,8 +146,8 @@ class Call:
         left = self._exchange.time_left()
         if left is not None and left <= 0:
             raise errors.out_of_time()
-        owner, begin = self._exchange.options.owner, self.context.settings.queue_timeout or None
-        return msgspec.structs.replace(submit, owner=owner, begin_within=begin, end_within=left)
+        begin = self.context.settings.queue_timeout or None
+        return msgspec.structs.replace(submit, begin_within=begin, end_within=left)
 
     @asynccontextmanager
     async def event_stream(self) -> AsyncIterator[EventStream]:

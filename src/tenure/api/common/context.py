@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tenure.client import Fleet
+from tenure.client import EndNamed, Fleet, no_requests
 from tenure.config import ApiSettings
 from tenure.observe.counters import CountersSnapshot
 from tenure.process.compute_threads import Workers
@@ -45,5 +45,9 @@ class AppContext:
     draining: Callable[[], bool] = lambda: False
     notices: Notices = field(default_factory=Notices)
     workers: Workers = field(default_factory=Workers)
+    process: str = "00000000"
+    """What this API process is called in the ids that it makes."""
+    end_named: EndNamed = no_requests
+    """Ends those of this process."""
     document: bytes = b""
     """The OpenAPI document; `api.app` fills it in."""

@@ -1,31 +1,68 @@
-"""What an API process answers to names of requests that are to end, which an engine passes on.
+"""Ends requests by the names that callers know: those of this API process here, others by way of an engine.
 
-It is the one that decides how a request has ended, since its client is told so; and what is decided stays, so that a
-repeat gets the same answer. Whatever is open and undecided is aborted, wherever it is: on its way to an engine, which
-may refuse it while the next one has dealt with the names already; in an engine, which ends it by itself as well and
-tells how long that took; or behind it, with an answer that its client does not read. Those that have ended are
+The API process that serves a request is the one that decides how it has ended, since its client is told so; and what is
+decided stays, so that a repeat gets the same answer. Whatever is open and undecided is aborted, wherever it is: on its
+way to an engine, in one, or behind it, with an answer that its client does not read. Those that have ended are
 remembered, also when their engine is gone.
 """
 
-from collections.abc import Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+import anyio
+
+from tenure.api.common.context import AppContext
 from tenure.http import errors
 from tenure.http.exchange import Exchange
 from tenure.process.ended import EndedRequests
-from tenure.wire.messages import CancelledRequest, Recall
+from tenure.request_id import process_of
+from tenure.wire.messages import CancelByName, CancelledRequest
+
+Known = list[CancelledRequest] | None
 
 
-def recall(exchanges: Iterable[Exchange], ended: EndedRequests, names: Recall) -> list[CancelledRequest]:
-    """End those of the open `exchanges` that are named; returns them, and of the `ended` requests those named by id."""
-    ids, labels = frozenset(names.ids), frozenset(names.labels)
-    found = [request for request_id in names.ids if (request := ended.get(request_id)) is not None]
-    for exchange in tuple(exchanges):
-        head = exchange.head
-        named = head.request_id in ids or (head.label in labels and exchange.options.owner == names.owner)
-        if not named or not exchange.work:
-            continue
+async def end_named(exchanges: Iterable[Exchange], ended: EndedRequests, names: CancelByName) -> list[CancelledRequest]:
+    """End the open `exchanges` that are named; returns them when they are over, and those named that had `ended`."""
+    started, ids, labels = time.monotonic(), dict.fromkeys(names.ids), frozenset(names.labels)
+    named = [exchange for exchange in exchanges if exchange.work and _is_named(exchange, ids, labels, names.owner)]
+    for exchange in named:
         if not exchange.decided:
             exchange.fail(errors.aborted("The request was ended by its id or label."))
             exchange.scope.cancel()
-        found.append(CancelledRequest(head.request_id, exchange.outcome(), 0.0))
-    return found
+    for exchange in named:
+        await exchange.ended.wait()
+        request_id = exchange.head.request_id
+        ended.note(CancelledRequest(request_id, exchange.outcome(), time.monotonic() - started))
+        ids[request_id] = None
+    return [request for request_id in ids if (request := ended.get(request_id)) is not None]
+
+
+def _is_named(exchange: Exchange, ids: Iterable[str], labels: Iterable[str], owner: str) -> bool:
+    head = exchange.head
+    return head.request_id in ids or (head.label in labels and exchange.options.owner == owner)
+
+
+async def cancel(context: AppContext, ids: Sequence[str], labels: Sequence[str], owner: str) -> list[CancelledRequest]:
+    """End requests of any API process; returns those that are known.
+
+    Raises ApiError when none is, but not everyone who may know one could be asked.
+    """
+    own = [request_id for request_id in ids if process_of(request_id) == context.process]
+    others = [request_id for request_id in ids if process_of(request_id) != context.process]
+    found: dict[str, CancelledRequest] = {}
+    unsure = False
+
+    async def ask(end: Callable[[CancelByName], Awaitable[Known]], names: CancelByName) -> None:
+        nonlocal unsure
+        requests = await end(names)
+        unsure |= requests is None
+        found.update((request.id, request) for request in requests or ())
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask, context.end_named, CancelByName(sequence=0, ids=own, labels=list(labels), owner=owner))
+        if others or labels:
+            names = CancelByName(sequence=0, ids=others, labels=list(labels), owner=owner)
+            group.start_soon(ask, context.fleet.cancel_by_name, names)
+    if unsure and not found:
+        raise errors.engine_unavailable("Not every process of the server could be asked; try again shortly.")
+    return list(found.values())

@@ -1,13 +1,13 @@
 """`POST /v1/requests/{id}/cancel` and `POST /v1/requests/cancel`: end requests by the names that callers know.
 
-An answer comes when the engine holds nothing any more of what it names, and repeats what was told for as long as it is
-remembered; an engine that was started again knows from the API processes how a request ended, but not how long that
-took. Whoever waits for the ended request gets `aborted`: 409, or an error event in a stream.
+An answer comes when nothing is held any more of what it names, and repeats what was told as long as that is remembered.
+Whoever waits for the ended request gets `aborted`: 409, or an error event in a stream.
 """
 
 import msgspec
 
 from tenure.api.common.call import Call
+from tenure.api.operations.cancel_by_name import cancel
 from tenure.http.decoding import decode_body
 from tenure.http.errors import invalid_request, request_not_found
 from tenure.http.intake import MAX_LABEL_CHARACTERS
@@ -46,7 +46,7 @@ async def cancel_one(call: Call) -> None:
     public_id = call.path_params["id"]
     if len(public_id) > LONGEST_NAME:
         raise request_not_found([public_id])
-    found = await call.context.fleet.cancel([public_id], (), call.options.owner)
+    found = await cancel(call.context, [public_id], (), call.options.owner)
     if not found:
         raise request_not_found([public_id])
     await call.respond_json(CancelledReply(id=found[0].id, outcome=found[0].outcome, seconds=found[0].seconds))
@@ -63,7 +63,7 @@ async def cancel_many(call: Call) -> None:
     for param, names_of_kind in (("ids", ids), ("labels", labels)):
         if any(len(name) > LONGEST_NAME for name in names_of_kind):
             raise invalid_request(f"A name in `{param}` has at most {LONGEST_NAME} characters.", param)
-    found = await call.context.fleet.cancel(ids, [label for label in labels if label], call.options.owner)
+    found = await cancel(call.context, ids, [label for label in labels if label], call.options.owner)
     if not found:
         raise request_not_found(ids or labels)
     known = {request.id for request in found}
