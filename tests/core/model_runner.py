@@ -15,6 +15,8 @@ from tenure.sampling import SamplingParams, TokenLogprobs
 
 VOCABULARY = 24
 EMPTY = 1
+BURSTS = 1000
+"""From this seed on, rows that sample bring 0 to 3 tokens."""
 _GARBAGE = -1
 
 Key = tuple[int, int]
@@ -58,6 +60,8 @@ class Occupant:
         self.planned: int | None = None
         self.pending = 0
         self.failed = False
+        self.bursts = start.sampling.seed >= BURSTS
+        self.drawn = 0  # how often something was drawn, or nothing
 
 
 class ScriptedRunner:
@@ -117,6 +121,7 @@ class ScriptedRunner:
             assert first, "a text was read twice"
             assert (row.start, row.count) == (0, len(occupant.tokens)), "a text was not read in one piece"
         assert row.count > 0
+        assert not (occupant.bursts and occupant.pending), "planned on top of what nobody can know"
         occupant.blocks += row.new_blocks
         occupant.planned = row.start + row.count
         assert len(set(occupant.blocks)) == len(occupant.blocks), "a block appears twice in a block table"
@@ -136,20 +141,28 @@ class ScriptedRunner:
         text = _GARBAGE if occupant.failed else self._compute(occupant, row)
         if occupant.failed:
             self._spoil(occupant, row)
-        token = None
-        if row.samples:
-            token = draw(occupant.sampling.seed, occupant.choice, len(occupant.tokens), text)
-            occupant.tokens.append(token)
-            occupant.pending -= 1
+        tokens = self._draw(occupant, text) if row.samples else []
+        occupant.pending -= row.samples
+        occupant.planned = row.start + row.count - 1 if row.samples and not tokens else occupant.planned
+        first = len(occupant.tokens) - len(tokens)
         return RowResult(
             row.slot,
             row.generation,
-            token,
-            logprobs_at(len(occupant.tokens) - 1, token) if token is not None else None,
+            tokens,
+            [logprobs_at(position, token) for position, token in enumerate(tokens, first)] or None,
             self._prompt_logprobs(occupant, row),
             "broken" if broken else None,
             pooled(text) if occupant.pooling and row.start + row.count == occupant.prompt_length else None,
         )
+
+    def _draw(self, occupant: Occupant, text: int) -> list[int]:
+        occupant.drawn += 1
+        first = len(occupant.tokens)
+        for _ in range(hash((occupant.key, occupant.drawn)) % 4 if occupant.bursts else 1):
+            token = draw(occupant.sampling.seed, occupant.choice, len(occupant.tokens), text)
+            occupant.tokens.append(token)
+            text = follow(text, token)
+        return occupant.tokens[first:]
 
     def _compute(self, occupant: Occupant, row: Row) -> int:
         """Write the row's positions; returns the fingerprint that a sample after them is drawn from."""

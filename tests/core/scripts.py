@@ -104,6 +104,15 @@ SCRIPTS = {
             Ask((text(3),), max_tokens=9, repetition=RepetitionDetection(max_size=1, min_count=2), ignore_eos=True),
         ),
     ),
+    "bursts": Script(
+        Limits(max_model_len=40, num_blocks=11, block_size=2, num_slots=4),
+        CHUNKED,
+        (
+            Ask((text(5),), max_tokens=9, ignore_eos=True, n=2, seed=1000),
+            Ask((text(3, 1), text(4, 2)), max_tokens=6, seed=1001, stop_token_ids=(5,)),
+            Ask((text(6, 3),), max_tokens=5, ignore_eos=True, at=3.0, priority=-1),
+        ),
+    ),
     "one row": Script(
         _TIGHT,
         ONE_ROW,

@@ -19,7 +19,7 @@ from tenure.core.scheduler import Scheduler
 from tenure.outcomes import FinishReason, Outcome
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.sampling import RepetitionDetection, SamplingParams
-from tests.core.model_runner import EMPTY, ScriptedRunner, draw, follow, logprobs_at, pooled, prompt_logprobs
+from tests.core.model_runner import BURSTS, EMPTY, ScriptedRunner, draw, follow, logprobs_at, pooled, prompt_logprobs
 
 END_TOKEN = 0
 
@@ -79,6 +79,7 @@ class Ask:
             self.prompts,
             sampling,
             n=self.n,
+            foreseeable=self.seed < BURSTS,
             priority=self.priority,
             cache_salt=self.salt,
             arrived_at=at,
@@ -334,10 +335,11 @@ class Simulation:
         assert not record.closed(output.index), "an output of an item that has ended"
         tokens = record.tokens[output.index]
         prompt = record.ask.prompts[output.index // record.ask.n]
-        if output.token is not None:
-            tokens.append(output.token)
-            self.tally["sampled"] += 1
-            assert output.logprobs == logprobs_at(len(prompt) + len(tokens) - 1, output.token)
+        places = range(len(prompt) + len(tokens), len(prompt) + len(tokens) + len(output.tokens))
+        tokens += output.tokens
+        self.tally["sampled"] += len(output.tokens)
+        self.tally["bursts"] += len(output.tokens) > 1
+        assert output.logprobs == ([*map(logprobs_at, places, output.tokens)] or None)
         whole = EMPTY
         for token in prompt:
             whole = follow(whole, token)
@@ -451,6 +453,7 @@ class Simulation:
             self.tally["computed"] += row.count
             self.tally["recomputed"] += max(0, min(self._reached[item], end) - row.start)
             self._reached[item] = max(self._reached[item], end)
+            self.tally["nothing drawn"] += row.samples and not answer.tokens
             if answer.error is not None:
                 failing.append(record)
         return failing

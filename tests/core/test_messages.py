@@ -106,7 +106,7 @@ def test_a_finish_for_every_item_ends_the_request_well() -> None:
 def test_landing_of_an_unknown_step() -> None:
     simulation = simulate()
     before = settled(simulation)
-    effects = simulation.scheduler.land(StepResult(7, [RowResult(0, 1, token=3)]))
+    effects = simulation.scheduler.land(StepResult(7, [RowResult(0, 1, [3])]))
     assert (effects.outputs, effects.ended) == ([], [])
     assert (settled(simulation), unmatched(simulation)) == (before, 1)
 

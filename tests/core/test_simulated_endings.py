@@ -56,6 +56,14 @@ def test_the_scripts_meet_what_they_are_for(depth: int) -> None:
 
 
 @at_both_depths
+def test_rows_that_bring_none_or_several_tokens_wait_for_each_other(depth: int) -> None:
+    """That none is planned on top of another, and that texts are whole, is checked in each run."""
+    simulation = undisturbed(SCRIPTS["bursts"], depth)
+    assert simulation.tally["bursts"]
+    assert simulation.tally["nothing drawn"]
+
+
+@at_both_depths
 def test_text_depends_on_neither_pool_nor_budget_nor_cache(depth: int) -> None:
     """The same requests in all settings; `check_end` compares each text with the one oracle."""
     for asks in (SCRIPTS["tight"].asks, SCRIPTS["one row"].asks):

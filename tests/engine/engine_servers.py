@@ -170,7 +170,7 @@ class Board:
 
 
 def output(request: Request, index: int, token: int, reason: FinishReason | None = None) -> Output:
-    return Output(request.number, index, token, None, reason, None, None, 0, None)
+    return Output(request.number, index, [token], None, reason, None, None, 0, None)
 
 
 @asynccontextmanager

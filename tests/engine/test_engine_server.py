@@ -161,7 +161,7 @@ def test_everything_of_an_output_arrives() -> None:
                 prompt_logprobs=[None, logprobs],
                 cached_tokens=2,
             )
-            empty = msgspec.structs.replace(output(request, 0, 0, FinishReason.LENGTH), token=None)
+            empty = msgspec.structs.replace(output(request, 0, 0, FinishReason.LENGTH), tokens=[])
             rig.engine_server.deliver(5, [full, empty], [])
             assert (await worker.hear(wire.StepOutput)).outputs == [
                 wire.ItemOutput(1, 1, [4], [logprobs], FinishReason.STOP, 4, [None, logprobs], 2),

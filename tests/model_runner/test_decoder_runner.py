@@ -21,10 +21,10 @@ def generate(bench: Bench, tokens: list[int], count: int, *, slot: int = 0, **fi
     pool = [(37 * number + 11 * slot) % 64 for number in range(64)]
     needed = -(-len(tokens) // BLOCK_SIZE)
     results = bench.step([start(slot, tokens, **fields)], [row(slot, 0, len(tokens), pool[:needed])])
-    drawn = [results[0].token]
+    drawn = results[0].tokens
     for length in range(len(tokens), len(tokens) + count - 1):
         new = [pool[length // BLOCK_SIZE]] if length % BLOCK_SIZE == 0 else []
-        drawn.append(bench.step([], [row(slot, length, 1, new)])[0].token)
+        drawn += bench.step([], [row(slot, length, 1, new)])[0].tokens
     return drawn
 
 
@@ -34,9 +34,9 @@ def test_a_prompt_is_continued_through_growing_block_tables(bench):
 
 def test_a_chunked_prompt_gives_the_same_as_a_whole_one(bench):
     results = bench.step([start(0, PROMPT)], [row(0, 0, 3, [8], samples=False)])
-    assert (results[0].token, results[0].error) == (None, None)
-    assert bench.step([], [row(0, 3, 2, [4], samples=False)])[0].token is None
-    assert bench.step([], [row(0, 5, 1)])[0].token == next_token(PROMPT)
+    assert (results[0].tokens, results[0].error) == ([], None)
+    assert bench.step([], [row(0, 3, 2, [4], samples=False)])[0].tokens == []
+    assert bench.step([], [row(0, 5, 1)])[0].tokens == [next_token(PROMPT)]
 
 
 def test_prefill_and_decode_rows_share_a_step_and_results_keep_their_order(bench):
@@ -48,15 +48,15 @@ def test_prefill_and_decode_rows_share_a_step_and_results_keep_their_order(bench
     )
     assert [result.slot for result in results] == [0, 2, 1]
     assert [result.generation for result in results] == [1, 1, 1]
-    assert [result.token for result in results] == [None, next_token([*PROMPT, first]), next_token([8, 6])]
-    assert bench.step([], [row(0, 4, 1)])[0].token == next_token([4, 4, 4, 4, 4])
+    assert [result.tokens for result in results] == [[], [next_token([*PROMPT, first])], [next_token([8, 6])]]
+    assert bench.step([], [row(0, 4, 1)])[0].tokens == [next_token([4, 4, 4, 4, 4])]
 
 
 def test_a_prefix_that_is_in_the_cache_already_is_read_from_its_blocks(bench):
     bench.step([start(0, PROMPT)], [row(0, 0, 6, [20, 21])])
     other = [*PROMPT[:4], 30, 31]
     results = bench.step([start(1, other)], [row(1, 4, 2, [20, 40, 41])])
-    assert results[0].token == next_token(other)
+    assert results[0].tokens == [next_token(other)]
 
 
 def test_logits_are_computed_only_for_rows_that_draw(bench):
@@ -75,7 +75,7 @@ def test_a_step_may_be_launched_before_the_one_before_has_landed(bench):
     bench.launch([], [row(0, 7, 1)])
     landed = [first, bench.land(), bench.land()]
     assert [result.number for result in landed] == [1, 2, 3]
-    assert [result.rows[0].token for result in landed] == expected
+    assert [token for result in landed for token in result.rows[0].tokens] == expected
 
 
 def test_steps_in_flight_are_bounded_and_none_lands_twice(bench):
@@ -96,10 +96,10 @@ def test_a_slot_is_reused_without_traces_of_its_former_occupant(bench):
     results = bench.step(
         [start(0, [8, 6, 4], generation=2, sampling=params(**fields))], [row(0, 0, 3, [50], generation=2)]
     )
-    drawn = [results[0].token]
+    drawn = results[0].tokens
     for length in range(3, 14):
         new = [50 + length // BLOCK_SIZE] if length % BLOCK_SIZE == 0 else []
-        drawn.append(bench.step([], [row(0, length, 1, new, generation=2)])[0].token)
+        drawn += bench.step([], [row(0, length, 1, new, generation=2)])[0].tokens
     assert drawn == fresh
 
 
@@ -136,7 +136,7 @@ def test_a_row_that_contradicts_its_slot_is_refused_and_changes_nothing(bench, w
     bench.step([start(0, PROMPT)], [row(0, 0, 6, [1, 2])])
     with pytest.raises(InternalError):
         bench.launch([], [wrong])
-    assert bench.step([], [row(0, 6, 1)])[0].token == continued(PROMPT, 2)[1]
+    assert bench.step([], [row(0, 6, 1)])[0].tokens == [continued(PROMPT, 2)[1]]
 
 
 def test_a_row_without_blocks_for_its_tokens_is_refused(bench):
@@ -183,8 +183,8 @@ def test_an_item_goes_on_after_a_preemption_as_if_nothing_had_happened(bench, fi
 
 def test_logprobs_come_with_the_token(bench):
     result = bench.step([start(0, PROMPT, sampling=params(logprobs=2))], [row(0, 0, 6, [1, 2])])[0]
-    assert (result.logprobs.rank, result.logprobs.ids[0]) == (1, result.token)
-    assert math.exp(result.logprobs.logprob) <= 1
+    assert (result.logprobs[0].rank, result.logprobs[0].ids[:1]) == (1, result.tokens)
+    assert math.exp(result.logprobs[0].logprob) <= 1
 
 
 # Failures
@@ -193,8 +193,8 @@ def test_logprobs_come_with_the_token(bench):
 def test_a_row_that_is_not_finite_fails_alone_and_leaves_no_trace_in_its_blocks(bench):
     bench.model.broken = {key_of(PROMPT)}
     results = bench.step([start(0, PROMPT), start(1, [8, 6])], [row(0, 0, 6, [1, 2]), row(1, 0, 2, [3])])
-    assert (results[0].token, results[0].error) == (None, NOT_FINITE)
-    assert (results[1].token, results[1].error) == (next_token([8, 6]), None)
+    assert (results[0].tokens, results[0].error) == ([], NOT_FINITE)
+    assert (results[1].tokens, results[1].error) == ([next_token([8, 6])], None)
     assert not bench.cache.layers[0][[1, 2]].any()
     assert bench.cache.layers[0][3].any()
 
@@ -206,7 +206,7 @@ def test_a_row_that_stores_what_is_not_finite_fails_alone_whether_it_draws_or_no
         [row(0, 0, 4, [1], samples=False), row(1, 0, 2, [3]), row(2, 0, 6, [4, 5])],
     )
     assert [result.error for result in results] == [UNSOUND, None, UNSOUND]
-    assert [result.token for result in results] == [None, next_token([8, 6]), None]
+    assert [result.tokens for result in results] == [[], [next_token([8, 6])], []]
     assert not bench.cache.layers[0][[1, 4, 5]].any()
     assert bench.cache.layers[0][3].any()
     bench.model.overflowing = {next_token([8, 6])}
@@ -220,11 +220,11 @@ def test_rows_of_a_failed_item_already_planned_get_an_error_and_its_slot_can_be_
     bench.launch([], [row(1, 2, 1), row(0, 6, 1)])
     bench.land()
     results = bench.land().rows
-    assert results[0].token == continued([8, 6], 2)[1]
-    assert (results[1].slot, results[1].token) == (0, None)
+    assert results[0].tokens == [continued([8, 6], 2)[1]]
+    assert (results[1].slot, results[1].tokens) == (0, [])
     assert results[1].error is not None
     results = bench.step([start(0, [8, 6], generation=2)], [row(0, 0, 2, [1], generation=2)])
-    assert results[0].token == next_token([8, 6])
+    assert results[0].tokens == [next_token([8, 6])]
 
 
 def test_a_step_of_failed_items_alone_still_has_a_result_for_each_row(bench):
@@ -243,7 +243,7 @@ def test_after_a_pass_that_raises_nothing_is_in_flight_and_other_items_go_on(ben
     with pytest.raises(InternalError, match="no step"):
         bench.land()
     results = bench.step([start(1, [8, 6], generation=2)], [row(0, 6, 1), row(1, 0, 2, [3], generation=2)])
-    assert [result.token for result in results] == [continued(PROMPT, 2)[1], next_token([8, 6])]
+    assert [result.tokens for result in results] == [[continued(PROMPT, 2)[1]], [next_token([8, 6])]]
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("out of memory"), KeyboardInterrupt()])
@@ -256,4 +256,4 @@ def test_a_head_that_raises_fails_all_rows_of_the_step_and_leaves_their_blocks_c
     assert not bench.cache.layers[0].any()
     results = bench.step([start(2, [4])], [row(0, 6, 1), row(1, 3, 1), row(2, 0, 1, [5])])
     assert [result.error is not None for result in results] == [True, True, False]
-    assert results[2].token == next_token([4])
+    assert results[2].tokens == [next_token([4])]

@@ -83,7 +83,7 @@ class Engine:
         with torch.inference_mode():
             self._runner.launch(plan)
         effects = self.scheduler.land(self._runner.land())
-        return [(output.request, output.token) for output in effects.outputs if output.token is not None]
+        return [(output.request, token) for output in effects.outputs for token in output.tokens]
 
     def texts(self, prompts: Sequence[Sequence[int]], max_tokens: int = NEW_TOKENS) -> list[list[int]]:
         """Greedy tokens of prompts that run together."""

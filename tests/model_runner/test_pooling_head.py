@@ -55,7 +55,7 @@ def state_of(tokens: list[int]) -> np.ndarray:
 def test_the_answer_is_of_the_last_token_and_comes_with_the_row_that_ends_the_prompt():
     bench = make_bench()
     first = bench.step([text(0, PROMPT)], [reads(0, 0, 4, [8])])
-    assert (first[0].pooled, first[0].token, first[0].error) == (None, None, None)
+    assert (first[0].pooled, first[0].tokens, first[0].error) == (None, [], None)
     last = bench.step([], [reads(0, 4, 2, [4])])
     np.testing.assert_array_equal(vector(last[0]), state_of(PROMPT))
 
@@ -137,7 +137,7 @@ def test_what_the_model_cannot_do_is_refused_to_that_item_alone(pooling):
         [start(0, PROMPT, sampling=params(), pooling=pooling), text(1, [8, 6])],
         [row(0, 0, 6, [1, 2], samples=pooling is None), reads(1, 0, 2, [3])],
     )
-    assert (results[0].token, results[0].outcome) == (None, Outcome.INVALID)
+    assert (results[0].tokens, results[0].outcome) == ([], Outcome.INVALID)
     assert "embed" in results[0].error
     np.testing.assert_array_equal(vector(results[1]), state_of([8, 6]))
 

@@ -71,7 +71,7 @@ def test_a_prompt_alone_can_be_asked_for():
     sampling = params(prompt_logprobs=0, max_tokens=0)
     bench = Bench()
     result = bench.step([start(0, PROMPT[:5], sampling=sampling)], [row(0, 0, 5, [1, 2], samples=False)])[0]
-    assert result.token is None
+    assert result.tokens == []
     assert [report and len(report.ids) for report in result.prompt_logprobs] == [None, 0, 0, 0, 0]
 
 
@@ -95,5 +95,5 @@ def test_prompt_logits_that_are_not_finite_fail_the_row_alone():
         [start(0, [5, 9, 2], sampling=params(prompt_logprobs=0)), start(1, [8, 6])],
         [row(0, 0, 3, [1]), row(1, 0, 2, [2])],
     )
-    assert (results[0].token, results[0].prompt_logprobs, results[0].error) == (None, None, NOT_FINITE)
-    assert results[1].token == next_token([8, 6])
+    assert (results[0].tokens, results[0].prompt_logprobs, results[0].error) == ([], None, NOT_FINITE)
+    assert results[1].tokens == [next_token([8, 6])]

@@ -91,8 +91,7 @@ class Engine:
 
     def tell(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
         for output in outputs:
-            assert output.token is not None
-            self._texts[output.request].append(output.token)
+            self._texts[output.request] += output.tokens
         if ended and not self.scheduler.busy:
             self._orders.put(Stop())
 

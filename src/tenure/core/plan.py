@@ -56,8 +56,11 @@ class RowResult(msgspec.Struct, frozen=True, gc=False):
 
     slot: int
     generation: int
-    token: int | None = None
-    logprobs: TokenLogprobs | None = None
+    tokens: list[int] = []
+    """What a row that samples brings: one, or any number for a request that is not `foreseeable`. None: nothing could be
+    drawn yet, and the row's last position is to be computed again."""
+    logprobs: list[TokenLogprobs] | None = None
+    """Of each of the tokens, when the item asked for them."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """For the prompt positions of this row, when the item asked for them; None stands for position 0."""
     error: str | None = None

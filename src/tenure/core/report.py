@@ -18,8 +18,8 @@ class Output(msgspec.Struct, frozen=True, gc=False):
     request: int
     """Its number."""
     index: int
-    token: int | None
-    logprobs: TokenLogprobs | None
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None
     finish_reason: FinishReason | None
     stop_token: int | None
     prompt_logprobs: list[TokenLogprobs | None] | None

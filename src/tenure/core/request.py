@@ -106,6 +106,8 @@ class Request:
     """How many first tokens of each prompt are the first text of a pair; empty: there are no pairs."""
     unattended: Sequence[int] = ()
     """How many last tokens of each prompt no token attends to; empty: all are attended to."""
+    foreseeable: bool = True
+    """Each row that samples brings one token, and the next can be planned before. Else it waits for what this one brings."""
     pooling: PoolingParams | None = None
     priority: int = 0
     cache_salt: str = ""

@@ -60,7 +60,9 @@ class Run:
 
     @property
     def remaining(self) -> int:
-        """Tokens still to be planned. The last token that may be sampled is never computed."""
+        """Tokens that can be planned now. The last token that may be sampled is never computed."""
+        if self.pending and not self.item.request.foreseeable:
+            return 0
         last = self.item.prompt_length + max(0, self.item.max_tokens - 1)
         return min(self.length, last) - self.planned
 

@@ -290,11 +290,13 @@ class Scheduler:
     def _land_row(self, flight: Flight, result: RowResult) -> list[Output]:
         run, row = flight
         item = run.item
-        run.computed = row.start + row.count
+        again = row.samples and not result.tokens and result.error is None
+        end = row.start + row.count
+        run.computed = end - again
         item.request.computed += row.count
         self.counts.computed += row.count
-        self.counts.recomputed += max(0, min(run.computed, item.reached) - row.start)
-        item.reached = max(item.reached, run.computed)
+        self.counts.recomputed += max(0, min(end, item.reached) - row.start)
+        item.reached = max(item.reached, end)
         if result.error is not None:
             self._fail(item.request, result.outcome, result.error)
             return []
@@ -304,22 +306,24 @@ class Scheduler:
             self._enqueue_followers(item)
         if not row.samples and (item.max_tokens or run.computed < item.prompt_length):
             return []
-        if row.samples:
-            assert result.token is not None
-            run.pending -= 1
-            item.output.append(result.token)
-            self.counts.sampled += 1
-        return [self._output(item, result)]
+        run.pending -= row.samples
+        run.planned -= again
+        return [] if again else [self._output(item, result)]
 
     def _output(self, item: Item, result: RowResult) -> Output:
-        """What to tell of the item; ends it when that was its last token."""
-        reason, stop_token = finish_of(item)
+        """What to tell of the item; ends it when one of these tokens was its last, and drops those after that one."""
+        count, (reason, stop_token) = 0, finish_of(item)
+        while reason is None and count < len(result.tokens):
+            item.output.append(result.tokens[count])
+            count += 1
+            reason, stop_token = finish_of(item)
+        self.counts.sampled += count
         first, item.reported = not item.reported, True
         output = Output(
             item.request.number,
             item.index,
-            result.token,
-            result.logprobs,
+            result.tokens[:count],
+            result.logprobs and result.logprobs[:count],
             reason,
             stop_token,
             item.prompt_logprobs if first and item.sampling.prompt_logprobs is not None else None,

@@ -106,7 +106,7 @@ class EngineStats:
                 self._sequence_prompt_tokens += item.prompt_length
                 self._sequence_cached_tokens += output.cached_tokens
                 self._prompt_tokens += item.prompt_length if item.choice == 0 else 0
-            if output.token is None:
+            if not output.tokens:
                 continue
             sampled += 1
             times.last_token = now

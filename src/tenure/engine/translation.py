@@ -42,8 +42,8 @@ def item_output(number: int, output: Output) -> wire.ItemOutput:
     return wire.ItemOutput(
         request=number,
         index=output.index,
-        tokens=[] if output.token is None else [output.token],
-        logprobs=None if output.logprobs is None else [output.logprobs],
+        tokens=output.tokens,
+        logprobs=output.logprobs,
         finish_reason=output.finish_reason,
         stop_token=output.stop_token,
         prompt_logprobs=output.prompt_logprobs,

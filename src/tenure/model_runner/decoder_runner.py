@@ -102,7 +102,7 @@ class DecoderRunner:
         ]
 
     def _note(self, rows: list[Row], results: list[RowResult]) -> None:
-        drawn = [(result.slot, result.token) for result in results if result.token is not None]
+        drawn = [(result.slot, token) for result in results for token in result.tokens]
         if drawn:
             self._slots.append(drawn)
         self._fail([row for row, result in zip(rows, results, strict=True) if result.error is not None])

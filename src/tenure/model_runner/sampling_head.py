@@ -55,7 +55,9 @@ class SamplingHead:
             token, logprobs, error = next(draws) if row.samples else _NOTHING_DRAWN
             error = error or failure
             if error is None:
-                results.append(RowResult(row.slot, row.generation, token, logprobs, prompt))
+                tokens = [] if token is None else [token]
+                reports = None if logprobs is None else [logprobs]
+                results.append(RowResult(row.slot, row.generation, tokens, reports, prompt))
             else:
                 outcome = Outcome.INVALID if error in CALLERS_FAULTS else Outcome.ENGINE_ERROR
                 results.append(RowResult(row.slot, row.generation, error=error, outcome=outcome))
