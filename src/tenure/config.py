@@ -51,6 +51,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_tokens: int = 524288
     step_time: float = 0.1
     """0: steps are bounded in tokens alone, so that runs are reproducible."""
+    async_scheduling: bool = False
+    """The next step is planned and launched while one computes."""
     block_size: int = 16
     kv_cache_memory: float = 3.0
     enable_prefix_caching: bool = True

@@ -119,6 +119,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "max_num_queued_reqs": (("--max-num-queued-reqs", "0"), 0),
     "max_num_queued_tokens": (("--max-num-queued-tokens", "5000"), 5000),
     "step_time": (("--step-time", "0"), 0.0),
+    "async_scheduling": (("--async-scheduling",), True),
     "block_size": (("--block-size", "32"), 32),
     "kv_cache_memory": (("--kv-cache-memory", "0.25"), 0.25),
     "enable_prefix_caching": (("--no-enable-prefix-caching",), False),

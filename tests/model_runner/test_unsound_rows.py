@@ -24,6 +24,7 @@ from tenure.layers.batch import PackedBatch
 from tenure.model_runner.decoder_runner import UNSOUND, DecoderRunner
 from tenure.model_runner.sampler import Sampler
 from tenure.model_runner.sampling_head import SamplingHead
+from tenure.model_runner.step_results import StepResults
 from tenure.models.base import LoadedModel
 from tenure.models.loader import load
 from tenure.outcomes import Outcome
@@ -73,16 +74,18 @@ class Overflowing:
 class Engine:
     """Loop, scheduler and runner in one thread; a step takes `CHUNK` tokens of a prompt. It is its loop's port."""
 
-    def __init__(self, model: LoadedModel, part: int = KEY) -> None:
+    def __init__(self, model: LoadedModel, part: int = KEY, depth: int = 0) -> None:
         limits = Limits(max_model_len=80, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_slots=4)
         self.model = Overflowing(model, part)
         self.scheduler = Scheduler(limits)
         head = SamplingHead(self.model, Sampler())
         cache = make_cache(model, NUM_BLOCKS)
-        runner = DecoderRunner(self.model, cache, head, limits.num_slots, limits.max_model_len)
+        runner = DecoderRunner(
+            self.model, cache, head, limits.num_slots, limits.max_model_len, StepResults(overlap=depth > 0)
+        )
         pace = Pace(StepCostEstimator(), max_tokens=CHUNK, step_time=0.0)
         self._orders: queue.Queue[Order] = queue.Queue()
-        self._loop = EngineLoop(self.scheduler, runner, self._orders, self, pace)
+        self._loop = EngineLoop(self.scheduler, runner, self._orders, self, pace, depth=depth)
         self._texts: dict[int, list[int]] = {}
         self._numbers = 0
 
@@ -155,23 +158,25 @@ def test_an_unrelated_request_that_gets_the_blocks_is_sound(model: LoadedModel, 
     assert engine.sound(UNRELATED) == expected
 
 
+@pytest.mark.parametrize("depth", [0, 1])
 @parts
 @pytest.mark.parametrize("raises", ["pass", "head"])
 def test_a_step_that_raises_leaves_nothing_behind_that_is_not_finite(
-    model: LoadedModel, part: int, raises: str
+    model: LoadedModel, part: int, raises: str, depth: int
 ) -> None:
     failing, innocent = [*range(3, 22), FATAL, 7, 8], UNRELATED[:18]
     expected = Engine(model).sound(innocent)
-    engine = Engine(model, part)
+    engine = Engine(model, part, depth)
     engine.model.raises = raises
     engine.fail(failing)
     assert engine.sound(innocent) == expected  # in the same two blocks, the second of which it hardly begins
 
 
-def test_an_overflow_concerns_none_that_run_beside_it(model: LoadedModel) -> None:
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_overflow_concerns_none_that_run_beside_it(model: LoadedModel, depth: int) -> None:
     neighbour = [80, 81, 82, 83, 84]
     expected = Engine(model).sound(neighbour)
-    engine = Engine(model)
+    engine = Engine(model, depth=depth)
     engine.model.hot = True
     requests, texts = engine.run([neighbour, FIRST])
     assert [request.outcome for request in requests] == [Outcome.OK, Outcome.ENGINE_ERROR]

@@ -24,6 +24,8 @@ class EngineOptions:
     """Most prompt tokens that are open in one engine."""
     step_time: Seconds = 0.1
     """Seconds that an engine step should stay near; 0 bounds steps in tokens alone, for reproducible runs."""
+    async_scheduling: bool = False
+    """Plan and launch the next step while one computes."""
     block_size: AtLeastOne = 16
     """Tokens in a KV block."""
     kv_cache_memory: Positive = 3.0

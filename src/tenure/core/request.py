@@ -107,7 +107,7 @@ class Request:
     unattended: Sequence[int] = ()
     """How many last tokens of each prompt no token attends to; empty: all are attended to."""
     foreseeable: bool = True
-    """Each row that samples brings one token, so the next row can be planned before. If not, it waits for that token."""
+    """Each row that samples brings one token, so the next row can be planned before that. If not, it waits for it."""
     pooling: PoolingParams | None = None
     priority: int = 0
     cache_salt: str = ""

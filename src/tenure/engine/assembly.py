@@ -24,6 +24,7 @@ from tenure.model_runner.encoder_runner import EncoderRunner
 from tenure.model_runner.pooling_head import PoolingHead
 from tenure.model_runner.sampler import Sampler
 from tenure.model_runner.sampling_head import SamplingHead
+from tenure.model_runner.step_results import StepResults
 from tenure.models.base import LoadedModel
 from tenure.models.encoder_loader import load_encoder
 from tenure.models.heads import AnswerHead, LabelHead, OutputHead, TokenHead
@@ -45,6 +46,8 @@ class Engine(NamedTuple):
     runner: ModelRunner
     estimator: StepCostEstimator
     card: ModelCard
+    results: StepResults
+    """Of the runner's steps."""
 
 
 def assemble(config: EngineConfig) -> Engine:
@@ -52,7 +55,9 @@ def assemble(config: EngineConfig) -> Engine:
     started = time.monotonic()
     profile = read_profile(config.model.source, config.model.task)
     tokens = token_ids(config.model.source)
-    loaded = _encoder(config, profile) if profile.whole_texts else _decoder(config, profile, tokens)
+    results = StepResults(overlap=config.async_scheduling)
+    encodes = profile.whole_texts
+    loaded = _encoder(config, profile, results) if encodes else _decoder(config, profile, results, tokens)
     # A model may have more rows than its tokenizer has tokens.
     loaded = loaded._replace(vocabulary_size=min(loaded.vocabulary_size, max(tokens) + 1))
     scheduler = Scheduler(
@@ -60,7 +65,8 @@ def assemble(config: EngineConfig) -> Engine:
     )
     estimator = StepCostEstimator()
     _warm_up(loaded, profile, estimator)
-    return Engine(scheduler, loaded.runner, estimator, _card(config, profile, loaded, time.monotonic() - started))
+    card = _card(config, profile, loaded, time.monotonic() - started)
+    return Engine(scheduler, loaded.runner, estimator, card, results)
 
 
 class _Loaded(NamedTuple):
@@ -70,14 +76,14 @@ class _Loaded(NamedTuple):
     dtype: torch.dtype
 
 
-def _encoder(config: EngineConfig, profile: ModelProfile) -> _Loaded:
+def _encoder(config: EngineConfig, profile: ModelProfile, results: StepResults) -> _Loaded:
     model = load_encoder(config.model.source, profile, _DTYPES[config.dtype], torch.device(config.device))
     window = min(config.max_model_len or model.window, model.window)
     limits = Limits(max_model_len=window, num_slots=config.max_num_seqs)
-    return _Loaded(EncoderRunner(model), limits, model.vocab_size, model.dtype)
+    return _Loaded(EncoderRunner(model, results), limits, model.vocab_size, model.dtype)
 
 
-def _decoder(config: EngineConfig, profile: ModelProfile, tokens: frozenset[int]) -> _Loaded:
+def _decoder(config: EngineConfig, profile: ModelProfile, results: StepResults, tokens: frozenset[int]) -> _Loaded:
     source = config.model.source
     model = load(source, _DTYPES[config.dtype], config.device, head=_output_head(source, profile, tokens))
     limits, cache = _make_room(config, model)
@@ -86,7 +92,7 @@ def _decoder(config: EngineConfig, profile: ModelProfile, tokens: frozenset[int]
         if profile.generates
         else PoolingHead(model, profile.pooling_task, profile.normalize)
     )
-    runner = DecoderRunner(model, cache, head, limits.num_slots, limits.max_model_len)
+    runner = DecoderRunner(model, cache, head, limits.num_slots, limits.max_model_len, results)
     return _Loaded(runner, limits, model.config.vocab_size, model.dtype)
 
 

@@ -1,5 +1,8 @@
 """The engine loop: receive -> plan -> launch -> land, over and over, in the engine's main thread.
 
+At depth 0 a step lands before the next is planned. At depth 1 the next one is planned and launched while it computes:
+what happens meanwhile waits for the running step and the one handed over, and for no more.
+
 It owns the scheduler, with the ledger in it, and the runner; no other thread touches them. Orders come from the I/O
 thread through a bounded queue, outputs and endings go back through `Port`. After each round the loop publishes an
 immutable snapshot, and only then tells of endings: whoever has seen an ending finds it in the snapshot.
@@ -8,7 +11,9 @@ immutable snapshot, and only then tells of endings: whoever has seen an ending f
 import logging
 import queue
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from tenure.core.plan import RowResult, StepPlan, StepResult
@@ -41,11 +46,18 @@ _STEP_FAILED = "the engine failed to compute a step of this request"
 
 
 class ModelRunner(Protocol):
-    """Computes steps; one is in flight between `launch` and `land`."""
+    """Computes steps, in the order of their launching; those between `launch` and `land` are in flight."""
 
     def launch(self, plan: StepPlan) -> None: ...
 
     def land(self) -> StepResult: ...
+
+
+@dataclass(slots=True)
+class _Launched:
+    plan: StepPlan
+    at: float
+    failed: bool = False  # the runner does not know of it
 
 
 class EngineLoop:
@@ -59,8 +71,12 @@ class EngineLoop:
         port: Port,
         pace: Pace,
         clock: Callable[[], float] = time.monotonic,
+        depth: int = 0,
     ) -> None:
         self.progress = Progress(0, runs=False)
+        self._depth = depth
+        self._in_flight: deque[_Launched] = deque()
+        self._landed_at = 0.0
         self._scheduler = scheduler
         self._runner = runner
         self._orders = orders
@@ -77,9 +93,11 @@ class EngineLoop:
         while self._receive(wait=idle):
             self._expire()
             plan = self._scheduler.plan(self._pace.budget())
-            idle = plan is None
             if plan is not None:
-                self._step(plan)
+                self._launch(plan)
+            idle = not self._in_flight
+            if len(self._in_flight) > (0 if plan is None else self._depth):
+                self._land()
 
     def _receive(self, wait: bool) -> bool:
         """Carry out all orders that have arrived, waiting for one if told to; False after a `Stop`."""
@@ -136,17 +154,30 @@ class EngineLoop:
                 self._scheduler.resume(number)
         return []
 
-    def _step(self, plan: StepPlan) -> None:
+    def _launch(self, plan: StepPlan) -> None:
         self._pace.prepare()
-        started = self._clock()
-        self.progress = Progress(plan.number, runs=True)
-        self._note_start(plan, started)
-        effects = self._scheduler.land(self._execute(plan))
-        self.progress = Progress(plan.number, runs=False)
-        seconds = self._clock() - started
+        launched = _Launched(plan, self._clock())
+        self._in_flight.append(launched)
+        self.progress = Progress(self._in_flight[0].plan.number, runs=True)
+        self._note_start(plan, launched.at)
+        try:
+            self._runner.launch(plan)
+        except Exception:
+            logger.exception("step %d failed", plan.number)
+            launched.failed = True
+
+    def _land(self) -> None:
+        """Wait for the oldest step in flight, and book what came of it."""
+        launched = self._in_flight[0]
+        plan = launched.plan
+        effects = self._scheduler.land(self._result_of(launched))
+        self._in_flight.popleft()
+        self.progress = Progress(plan.number + len(self._in_flight), runs=bool(self._in_flight))
+        now = self._clock()
+        seconds, self._landed_at = now - max(launched.at, self._landed_at), now
         self._pace.learn(plan, seconds)
         self._stats.step(plan, seconds)
-        self._tell(effects.outputs, effects.ended)
+        self._tell(effects.outputs, effects.ended, plan.number)
 
     def _note_start(self, plan: StepPlan, now: float) -> None:
         """Only rows of items that were just started can be the first ones of their requests.
@@ -158,23 +189,24 @@ class EngineLoop:
         self._stats.start(self._scheduler.items_of(plan.number)[-len(plan.starts) :], now)
         self._publish()
 
-    def _execute(self, plan: StepPlan) -> StepResult:
-        """Run a step. If the runner itself fails, the requests of this step end with an error, and no others."""
-        try:
-            self._runner.launch(plan)
-            return self._runner.land()
-        except Exception:
-            logger.exception("step %d failed", plan.number)
-            return StepResult(plan.number, [RowResult(r.slot, r.generation, error=_STEP_FAILED) for r in plan.rows])
+    def _result_of(self, launched: _Launched) -> StepResult:
+        """If the runner itself fails, the requests of this step end with an error, and no others."""
+        plan = launched.plan
+        if not launched.failed:
+            try:
+                return self._runner.land()
+            except Exception:
+                logger.exception("step %d failed", plan.number)
+        return StepResult(plan.number, [RowResult(r.slot, r.generation, error=_STEP_FAILED) for r in plan.rows])
 
-    def _tell(self, outputs: list[Output], ended: list[Request]) -> None:
+    def _tell(self, outputs: list[Output], ended: list[Request], step: int = 0) -> None:
         now = self._clock()
         self._stats.tell(outputs, now)
         endings = [Ending.of(request, self._stats.end(request, now)) for request in ended]
         self._audit.note_change()
         self._publish()
         if outputs or endings:
-            self._port.tell(self.progress.step, outputs, endings)
+            self._port.tell(step, outputs, endings)
 
     def _publish(self) -> None:
         self._port.publish(self._snapshot())

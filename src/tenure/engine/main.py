@@ -71,9 +71,10 @@ def _run(engine: Engine, config: EngineConfig, io_thread: IOThread, report: int)
         engine.estimator,
         max_tokens=config.max_num_batched_tokens,
         step_time=config.step_time,
-        governor=ThreadGovernor(torch.get_num_threads(), torch.set_num_threads) if config.step_time else None,
+        governor=ThreadGovernor(torch.get_num_threads(), engine.results.set_threads) if config.step_time else None,
     )
-    loop = EngineLoop(engine.scheduler, engine.runner, orders, io_thread, pace)
+    depth = int(config.async_scheduling)
+    loop = EngineLoop(engine.scheduler, engine.runner, orders, io_thread, pace, depth=depth)
     limits = GateLimits(
         items=engine.card.most_items,
         tokens=engine.card.most_prompt_tokens,

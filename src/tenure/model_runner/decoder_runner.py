@@ -1,11 +1,13 @@
 """Carries out step plans: builds the packed batch, runs the model, samples, and keeps what it needs to go on alone.
 
-States of a step: launched (its result stands in `_results`), then landed (its result was handed out, in the order of
-launching). One plan may be launched before the one before it has landed: its rows read tokens that the runner has
-appended itself, so nothing has to come back from the scheduler in between.
+States of a step: launched (it stands in `_results`, computed or not), then landed (its result was handed out, in the
+order of launching). One plan may be launched before the one before it has landed: its rows read tokens that the runner
+has appended itself, so nothing has to come back from the scheduler in between.
 
 Owners: `Slots` holds everything about the items; the cache's tensors are written by the model at the blocks of the
-plan's rows; the scheduler owns which block and slot is whose.
+plan's rows; the scheduler owns which block and slot is whose. If steps overlap, their thread computes, appends what was
+drawn, and notes what failed; the thread that launches gives slots to new occupants and blocks to all. The two meet at
+no slot: one that a step in flight uses is not given to another occupant.
 
 A row fails alone when its output, or a key or value that it wrote, is not finite. Keys and values are all that later
 rows see of its tokens, be they of the same item or of others, through the prefix cache or in a block that was freed; so
@@ -20,6 +22,7 @@ What is made of a row's hidden states, a token or a vector, is the business of t
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
@@ -52,37 +55,58 @@ class Head(Protocol):
 class DecoderRunner:
     """Runs plans on a model in this process. Not for use by several threads at once."""
 
-    def __init__(self, model: Model, cache: KVCache, head: Head, max_slots: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        head: Head,
+        max_slots: int,
+        max_model_len: int,
+        results: StepResults | None = None,
+    ) -> None:
         self._model = model
         self._cache = cache
         self._head = head
         self._slots = Slots(max_slots, max_model_len, cache.block_size)
-        self._results = StepResults()
+        self._results = results or StepResults()
 
     def launch(self, plan: StepPlan) -> None:
-        """Carry out a plan. A plan that contradicts what the slots hold raises `InternalError`."""
+        """Put a plan's batch together, but for tokens that steps in flight draw, and have it computed.
+
+        A plan that contradicts what the slots hold raises `InternalError`.
+        """
         self._results.check_room(plan)
         for start in plan.starts:
             self._slots.occupy(start)
         self._slots.extend(plan.rows)
-        failed = [bool(self._slots.failed[row.slot]) for row in plan.rows]
-        live = [row for row, has_failed in zip(plan.rows, failed, strict=True) if not has_failed]
-        with torch.inference_mode():
-            computed = iter(self._compute(live) if live else [])
-        results = [
-            _failed_before(row) if has_failed else next(computed)
-            for row, has_failed in zip(plan.rows, failed, strict=True)
-        ]
-        self._results.add(StepResult(plan.number, results))
+        self._results.launch(partial(self._carry_out, plan, self._batch(plan.rows)))
 
     def land(self) -> StepResult:
         """The result of the oldest launched plan: one entry per row, in the plan's order."""
         return self._results.take()
 
-    def _compute(self, rows: list[Row]) -> list[RowResult]:
-        """Run the model on these rows, and note in the slots what was drawn and what failed: all, if this raises."""
+    def _batch(self, rows: Sequence[Row]) -> PackedBatch:
+        return self._slots.batch(rows, self._cache.layers[0].device)
+
+    def _carry_out(self, plan: StepPlan, batch: PackedBatch) -> StepResult:
+        failed = [bool(self._slots.failed[row.slot]) for row in plan.rows]
+        live = [row for row, has_failed in zip(plan.rows, failed, strict=True) if not has_failed]
+        with torch.inference_mode():
+            computed = iter(self._compute(live, batch if len(live) == len(plan.rows) else None) if live else [])
+        results = [
+            _failed_before(row) if has_failed else next(computed)
+            for row, has_failed in zip(plan.rows, failed, strict=True)
+        ]
+        return StepResult(plan.number, results)
+
+    def _compute(self, rows: Sequence[Row], batch: PackedBatch | None) -> list[RowResult]:
+        """Run the model on these rows, and note in the slots what was drawn and what failed: all, if this raises.
+
+        None: some of the rows that were put together have failed since.
+        """
         try:
-            batch = self._slots.batch(rows, self._cache.layers[0].device)
+            batch = batch or self._batch(rows)
+            self._slots.fill(batch, rows)
             hidden_TD = self._model.forward(batch, self._cache)
             results = self._fail_unsound(batch, self._head.finish(rows, batch, hidden_TD, self._slots))
             self._note(rows, results)
@@ -101,7 +125,7 @@ class DecoderRunner:
             for result, finite in zip(results, sound, strict=True)
         ]
 
-    def _note(self, rows: list[Row], results: list[RowResult]) -> None:
+    def _note(self, rows: Sequence[Row], results: list[RowResult]) -> None:
         drawn = [(result.slot, token) for result in results for token in result.tokens]
         if drawn:
             self._slots.append(drawn)

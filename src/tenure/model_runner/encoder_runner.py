@@ -4,11 +4,13 @@ Nothing is kept from step to step: a plan brings every text whole, as the `Start
 finite, or an embedding of zeros, fails alone.
 """
 
+from functools import partial
+
 import torch
 
 from tenure.core.plan import Row, Start, StepPlan, StepResult
 from tenure.errors import InternalError
-from tenure.layers.texts import pack_texts
+from tenure.layers.texts import TextBatch, pack_texts
 from tenure.model_runner.pooled_row import pooled_row
 from tenure.model_runner.step_results import StepResults
 from tenure.models.base import EncoderModel
@@ -18,12 +20,12 @@ from tenure.pooling import PoolingParams
 class EncoderRunner:
     """Runs plans on an encoder in this process. Not for use by several threads at once."""
 
-    def __init__(self, model: EncoderModel) -> None:
+    def __init__(self, model: EncoderModel, results: StepResults | None = None) -> None:
         self._model = model
-        self._results = StepResults()
+        self._results = results or StepResults()
 
     def launch(self, plan: StepPlan) -> None:
-        """Carry out a plan. One that does not bring each of its texts whole raises `InternalError`."""
+        """Have a plan computed. One that does not bring each of its texts whole raises `InternalError`."""
         self._results.check_room(plan)
         starts = [_start_of(row, start) for row, start in zip(plan.rows, plan.starts, strict=True)]
         batch = pack_texts(
@@ -32,17 +34,19 @@ class EncoderRunner:
             self._model.device,
             [start.unattended for start in starts],
         )
-        wanted = [_pooling(start) for start in starts]
+        self._results.launch(partial(self._carry_out, plan, batch, [_pooling(start) for start in starts]))
+
+    def land(self) -> StepResult:
+        """The result of the oldest launched plan: one entry per row, in the plan's order."""
+        return self._results.take()
+
+    def _carry_out(self, plan: StepPlan, batch: TextBatch, wanted: list[PoolingParams]) -> StepResult:
         with torch.inference_mode():
             answers = self._model.pool(batch, wanted)
         results = [
             pooled_row(row, answer, one.task) for row, answer, one in zip(plan.rows, answers, wanted, strict=True)
         ]
-        self._results.add(StepResult(plan.number, results))
-
-    def land(self) -> StepResult:
-        """The result of the oldest launched plan: one entry per row, in the plan's order."""
-        return self._results.take()
+        return StepResult(plan.number, results)
 
 
 def _start_of(row: Row, start: Start) -> Start:

@@ -6,8 +6,8 @@ of it, and whether it has failed. Owner: the runner, within `launch`. A slot cha
 Nothing is given back: an occupant that left stays until its slot is leased again, and rows that name another generation
 than the slot's are our bug.
 
-Invariants: tokens[: lengths] are known, block_tables[: block_counts] are leased; a row computes known tokens only and
-has blocks for all of them; a row that draws ends at the last known token.
+Invariants: tokens[: lengths] are known, block_tables[: block_counts] are leased; a row computes only tokens that are
+known once the steps before it are computed, and has blocks for all of them; a row that draws ends at the last of these.
 
 Everything is kept in arrays with one line per slot, so that a step is put together without a loop over tokens.
 """
@@ -38,6 +38,7 @@ class Slots:
         self.lines = np.zeros(max_slots, dtype=LINE)
         self.lines["tokens"] = self.tokens.ctypes.data + np.arange(max_slots) * self.tokens.strides[0]
         self.lengths: IntArray = self.lines["length"]
+        self._planned = np.zeros(max_slots, dtype=np.int64)  # the lengths once all steps in flight are computed
         self.prompt_lengths: IntArray = self.lines["prompt_length"]
         self.seeds = np.zeros((max_slots, 2), dtype=np.uint64)  # of the request, and the number of the choice
         self.block_tables = np.zeros((max_slots, -(-max_model_len // block_size)), dtype=np.int64)
@@ -54,7 +55,7 @@ class Slots:
             raise InternalError(f"slot {slot} cannot be given to {length} tokens of generation {start.generation}")
         self.generations[slot] = start.generation
         self.tokens[slot, :length] = start.tokens
-        self.lengths[slot] = length
+        self.lengths[slot] = self._planned[slot] = length
         self.prompt_lengths[slot] = start.prompt_length
         self.block_counts[slot] = 0
         self.failed[slot] = False
@@ -81,7 +82,7 @@ class Slots:
 
     def extend(self, rows: Sequence[Row]) -> None:
         """Take in the new blocks of these rows, and check that each can be computed as it is asked for."""
-        self._check(rows)
+        self._planned[self._check(rows)] += 1
         for row in rows:
             if row.new_blocks:
                 first = self.block_counts[row.slot]
@@ -89,28 +90,34 @@ class Slots:
                 self.block_tables[row.slot, first:last] = row.new_blocks
                 self.block_counts[row.slot] = last
 
-    def _check(self, rows: Sequence[Row]) -> None:
+    def _check(self, rows: Sequence[Row]) -> IntArray:
+        """The slots of rows that draw."""
         slots_S = np.array([row.slot for row in rows], dtype=np.int64)
         ends_S = np.array([row.start + row.count for row in rows], dtype=np.int64)
         samples_S = np.array([row.samples for row in rows], dtype=bool)
-        known_S = self.lengths[slots_S]
-        wrong_S = (ends_S > known_S) | (samples_S & (ends_S < known_S))
-        wrong_S &= ~self.failed[slots_S]  # what a failed row should have drawn is not known, and not needed
+        planned_S = self._planned[slots_S]
+        wrong_S = (ends_S > planned_S) | (samples_S & (ends_S < planned_S))
         wrong_S |= np.array([row.generation for row in rows], dtype=np.int64) != self.generations[slots_S]
         blocks_S = self.block_counts[slots_S] + np.array([len(row.new_blocks) for row in rows], dtype=np.int64)
         wrong_S |= (blocks_S > self.block_tables.shape[1]) | (blocks_S * self.block_size < ends_S)
         wrong_S |= np.array([row.start < 0 or row.count < 1 for row in rows], dtype=bool)
         if wrong_S.any():
             raise InternalError(f"{rows[int(wrong_S.argmax())]} does not agree with what its slot holds")
+        drawing: IntArray = slots_S[samples_S]
+        return drawing
 
     def batch(self, rows: Sequence[Row], device: torch.device) -> PackedBatch:
-        """The rows as one packed batch, in their order."""
+        """The rows as one packed batch, in their order; its tokens are filled in later."""
         slots_S, starts_S, counts_S = np.array([(row.slot, row.start, row.count) for row in rows], dtype=np.int64).T
-        first_rows_S = counts_S.cumsum() - counts_S
-        positions_T = np.arange(counts_S.sum()) + np.repeat(starts_S - first_rows_S, counts_S)
-        token_ids_T = self.tokens[np.repeat(slots_S, counts_S), positions_T].astype(np.int64)
         longest = -(-int((starts_S + counts_S).max()) // self.block_size)
-        return pack(token_ids_T, starts_S, counts_S, self.block_tables[slots_S, :longest], self.block_size, device)
+        tables_SB = self.block_tables[slots_S, :longest]
+        return pack(np.zeros(counts_S.sum(), np.int64), starts_S, counts_S, tables_SB, self.block_size, device)
+
+    def fill(self, batch: PackedBatch, rows: Sequence[Row]) -> None:
+        """Fill in the tokens of these rows, all of which are known by now."""
+        slots_S, counts_S = np.array([(row.slot, row.count) for row in rows], dtype=np.int64).T
+        tokens_T = self.tokens[np.repeat(slots_S, counts_S), batch.positions_T.cpu().numpy()]
+        batch.token_ids_T.copy_(torch.from_numpy(tokens_T))
 
     def append(self, drawn: Sequence[tuple[int, int]]) -> None:
         """These tokens were drawn: (slot, token) pairs, each slot once."""
