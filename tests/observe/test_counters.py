@@ -41,7 +41,7 @@ def test_the_sum_goes_over_workers_and_routes(counters: SharedCounters) -> None:
     now = counters.snapshot()
     assert (now.arrivals, now.open) == (3, 1)
     assert now.outcomes == {"ok": 1, "client_cancelled": 1}
-    assert (now.routes[CHAT].open, now.routes[RERANK].open) == (1, 0)
+    assert (now.routes[CHAT], now.routes[RERANK]) == (2, 1)
     assert [(row.route, row.model, row.outcome, row.count) for row in now.by_model] == [
         (CHAT, "smollm2", Outcome.OK, 1),
         (RERANK, "minilm", Outcome.CLIENT_CANCELLED, 1),

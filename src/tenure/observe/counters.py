@@ -18,9 +18,11 @@ predecessor, once that is buried.
 import mmap
 import os
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import product
 
 import msgspec
 
@@ -111,11 +113,6 @@ class OutcomeCount(msgspec.Struct, frozen=True):
     count: int
 
 
-class RouteSnapshot(msgspec.Struct, frozen=True):
-    arrivals: int
-    open: int
-
-
 class StageCount(msgspec.Struct, frozen=True):
     model: str
     stage: WorkStage
@@ -129,7 +126,8 @@ class CountersSnapshot(msgspec.Struct, frozen=True):
     open: int
     outcomes: dict[str, int]
     """Those that occurred."""
-    routes: dict[str, RouteSnapshot]
+    routes: dict[str, int]
+    """Arrivals."""
     by_model: list[OutcomeCount]
     """Those that occurred, by route and model."""
     histograms: dict[str, dict[str, HistogramCounts]]
@@ -139,42 +137,39 @@ class CountersSnapshot(msgspec.Struct, frozen=True):
 
 
 class _Layout:
-    """Where in a row each cell is: arrivals per route, outcomes per route and model, stages entered and left per model,
-    and histograms per model."""
+    """Where in a row each cell is: arrivals per route, outcomes per route and model, stages entered and then those left
+    per model, and the buckets and the sum of each histogram per model."""
 
     def __init__(self, schema: CounterSchema) -> None:
-        self.routes = {route: index for index, route in enumerate(schema.routes)}
-        self.models = {model: index for index, model in enumerate(schema.counted_models)}
-        self.outcomes = {outcome: index for index, outcome in enumerate(_OUTCOMES)}
-        self.first_outcome = len(self.routes)
-        end = self.first_outcome + len(self.routes) * len(self.models) * len(_OUTCOMES)
-        self.first_stage = end
-        self.stage_cells = len(self.models) * len(_COUNTED_STAGES)
-        end += 2 * self.stage_cells
-        self.histograms: dict[str, tuple[int, tuple[float, ...], float]] = {}
-        """First cell, bounds, and how many units the cell of the sum has for one of the name's."""
-        for name, bounds in schema.histograms.items():
-            self.histograms[name] = (end, bounds, 1e9 if name.endswith("_seconds") else 1)
-            end += (len(bounds) + 2) * len(self.models)
-        self.cells = end
+        self.routes, self.models = schema.routes, schema.counted_models
+        self.bounds = schema.histograms
+        keys: list[tuple[str | int, ...]] = [
+            *product(("arrived",), self.routes),
+            *product(("ended",), self.routes, self.models, _OUTCOMES),
+            *product(("entered", "left"), self.models, _COUNTED_STAGES),
+        ]
+        for name, bounds in self.bounds.items():
+            keys += product((name,), self.models, range(len(bounds) + 2))
+        self._cells = {key: cell for cell, key in enumerate(keys)}
+        self.cells = len(keys)
+        first, after = (self.cell(kind, UNKNOWN_MODEL, _COUNTED_STAGES[0]) for kind in ("entered", "left"))
+        self.stages = slice(first, after)
 
-    def outcome_cell(self, route: str, model: str, outcome: Outcome) -> int:
-        table = self.routes[route] * len(self.models) + self.models.get(model, 0)
-        return self.first_outcome + table * len(_OUTCOMES) + self.outcomes[outcome]
+    def cell(self, *key: str | int) -> int:
+        return self._cells[key]
 
-    def entered_cell(self, model: str, stage: WorkStage) -> int:
-        """The cell that counts the leaving is `stage_cells` further."""
-        return self.first_stage + self.models.get(model, 0) * len(_COUNTED_STAGES) + _COUNTED_STAGES.index(stage)
-
-    def histogram_cell(self, name: str, model: str) -> int:
-        start, bounds, _ = self.histograms[name]
-        return start + self.models.get(model, 0) * (len(bounds) + 2)
+    def counted(self, model: str) -> str:
+        """The name under which a model is counted."""
+        return model if model in self.models else UNKNOWN_MODEL
 
     def open_in(self, row: Sequence[int], route: str) -> int:
         """Requests of a route that have begun and not ended, by one row."""
-        width = len(self.models) * len(_OUTCOMES)
-        start = self.first_outcome + self.routes[route] * width
-        return row[self.routes[route]] - sum(row[start : start + width])
+        start = self.cell("ended", route, UNKNOWN_MODEL, _OUTCOMES[0])
+        return row[self.cell("arrived", route)] - sum(row[start : start + len(self.models) * len(_OUTCOMES)])
+
+    def scale(self, name: str) -> float:
+        """How many units the cell of a histogram's sum has for one of the name's."""
+        return 1e9 if name.endswith("_seconds") else 1
 
 
 class WorkerCounters:
@@ -186,27 +181,29 @@ class WorkerCounters:
 
     def arrive(self, route: str) -> None:
         """A request on a work route has begun."""
-        self._row[self._layout.routes[route]] += 1
+        self._row[self._layout.cell("arrived", route)] += 1
 
     def leave(self, route: str, model: str, outcome: Outcome) -> None:
         """It has ended. A model outside the schema is counted under the empty name."""
-        if self._layout.open_in(self._row, route) <= 0:
+        layout = self._layout
+        if layout.open_in(self._row, route) <= 0:
             raise InternalError(f"a request on {route} ends that never began")
-        self._row[self._layout.outcome_cell(route, model, outcome)] += 1
+        self._row[layout.cell("ended", route, layout.counted(model), outcome)] += 1
 
     def move(self, model: str, before: WorkStage, after: WorkStage | None) -> None:
         """An open request of this model goes from one stage to another; to None right before it ends."""
+        model = self._layout.counted(model)
         if before is not WorkStage.RECEIVED:
-            self._row[self._layout.entered_cell(model, before) + self._layout.stage_cells] += 1
+            self._row[self._layout.cell("left", model, before)] += 1
         if after is not None:
-            self._row[self._layout.entered_cell(model, after)] += 1
+            self._row[self._layout.cell("entered", model, after)] += 1
 
     def observe(self, histogram: str, value: float, model: str = UNKNOWN_MODEL) -> None:
         """Enter one value, in the unit that ends the name, into a histogram of the schema."""
-        start, bounds, scale = self._layout.histograms[histogram]
-        start += self._layout.models.get(model, 0) * (len(bounds) + 2)
+        layout, bounds = self._layout, self._layout.bounds[histogram]
+        start = layout.cell(histogram, layout.counted(model), 0)
         self._row[start + bisect_left(bounds, value)] += 1
-        self._row[start + len(bounds) + 1] += round(value * scale)
+        self._row[start + len(bounds) + 1] += round(value * layout.scale(histogram))
 
 
 class SharedCounters:
@@ -258,36 +255,35 @@ class SharedCounters:
 
     def close_worker(self, index: int) -> int:
         """End the open requests of a worker that is dead as `worker_lost`; how many there were. Supervisor only."""
-        row = self._row(index)
+        row, entered = self._row(index), self._layout.stages
         lost = 0
-        first, count = self._layout.first_stage, self._layout.stage_cells
-        row[first + count : first + 2 * count] = row[first : first + count]
+        row[entered.stop : 2 * entered.stop - entered.start] = row[entered]
         for route in self.schema.routes:
             missing = self._layout.open_in(row, route)
-            row[self._layout.outcome_cell(route, UNKNOWN_MODEL, Outcome.WORKER_LOST)] += missing
+            row[self._layout.cell("ended", route, UNKNOWN_MODEL, Outcome.WORKER_LOST)] += missing
             lost += missing
         return lost
 
     def snapshot(self) -> CountersSnapshot:
-        totals = self._totals()
-        routes: dict[str, RouteSnapshot] = {}
-        by_model: list[OutcomeCount] = []
-        for route in self.schema.routes:
-            counts = self._outcomes_of(route, totals)
-            arrivals = totals[self._layout.routes[route]]
-            routes[route] = RouteSnapshot(arrivals=arrivals, open=arrivals - sum(count.count for count in counts))
-            by_model += counts
-        outcomes: dict[str, int] = {}
-        for count in by_model:
-            outcomes[count.outcome.value] = outcomes.get(count.outcome.value, 0) + count.count
+        totals, layout = self._totals(), self._layout
+        routes = {route: totals[layout.cell("arrived", route)] for route in self.schema.routes}
+        by_model = [
+            OutcomeCount(route=route, model=model, outcome=outcome, count=count)
+            for route, model, outcome in product(self.schema.routes, layout.models, _OUTCOMES)
+            if (count := totals[layout.cell("ended", route, model, outcome)])
+        ]
+        outcomes: Counter[str] = Counter()
+        for row in by_model:
+            outcomes[row.outcome.value] += row.count
+        arrivals = sum(routes.values())
         return CountersSnapshot(
-            arrivals=sum(route.arrivals for route in routes.values()),
-            open=sum(route.open for route in routes.values()),
-            outcomes=outcomes,
+            arrivals=arrivals,
+            open=arrivals - outcomes.total(),
+            outcomes=dict(outcomes),
             routes=routes,
             by_model=by_model,
-            histograms={name: self._histograms(name, totals) for name in self._layout.histograms},
-            stages=self._stages(totals, sum(route.open for route in routes.values())),
+            histograms={name: self._histograms(name, totals) for name in layout.bounds},
+            stages=self._stages(totals, arrivals - outcomes.total()),
         )
 
     def audit(self) -> None:
@@ -295,8 +291,8 @@ class SharedCounters:
         for index in range(self.schema.workers):
             row = self._read(index)
             open_requests = {route: self._layout.open_in(row, route) for route in self.schema.routes}
-            first, count = self._layout.first_stage, self._layout.stage_cells
-            staged = [row[cell] - row[cell + count] for cell in range(first, first + count)]
+            entered = self._layout.stages
+            staged = [came - left for came, left in zip(row[entered], row[entered.stop :], strict=False)]
             if min(0, *open_requests.values(), *staged) < 0 or sum(staged) > sum(open_requests.values()):
                 raise InternalError(f"worker {index} counts {open_requests} open requests, {staged} in stages")
 
@@ -312,42 +308,32 @@ class SharedCounters:
     def _read(self, index: int) -> list[int]:
         """A row's values, the endings read before the beginnings."""
         row = self._row(index)
-        rest = row[self._layout.first_outcome :].tolist()
-        return [*row[: self._layout.first_outcome].tolist(), *rest]
+        arrivals = len(self.schema.routes)
+        rest = row[arrivals:].tolist()
+        return [*row[:arrivals].tolist(), *rest]
 
     def _totals(self) -> list[int]:
         rows = [self._read(index) for index in range(self.schema.workers)]
         return [sum(cells) for cells in zip(*rows, strict=True)]
 
-    def _outcomes_of(self, route: str, totals: Sequence[int]) -> list[OutcomeCount]:
-        return [
-            OutcomeCount(route=route, model=model, outcome=outcome, count=count)
-            for model in self._layout.models
-            for outcome in _OUTCOMES
-            if (count := totals[self._layout.outcome_cell(route, model, outcome)])
-        ]
-
     def _stages(self, totals: Sequence[int], open_requests: int) -> list[StageCount]:
         counts = []
-        for model in self._layout.models:
-            for stage in _COUNTED_STAGES:
-                cell = self._layout.entered_cell(model, stage)
-                # Below zero when a request came and went between the two readings.
-                here = max(0, totals[cell] - totals[cell + self._layout.stage_cells])
-                if model or here:
-                    counts.append(StageCount(model, stage, here))
+        for model, stage in product(self._layout.models, _COUNTED_STAGES):
+            entered, left = (totals[self._layout.cell(kind, model, stage)] for kind in ("entered", "left"))
+            here = max(0, entered - left)  # below zero when a request came and went between the two readings
+            if model or here:
+                counts.append(StageCount(model, stage, here))
         received = open_requests - sum(count.open for count in counts)
         return [StageCount(UNKNOWN_MODEL, WorkStage.RECEIVED, received), *counts]
 
     def _histograms(self, name: str, totals: Sequence[int]) -> dict[str, HistogramCounts]:
-        _, bounds, scale = self._layout.histograms[name]
+        bounds = self._layout.bounds[name]
         found = {}
         for model in self._layout.models:
-            start = self._layout.histogram_cell(name, model)
-            end = start + len(bounds) + 1
-            counts = tuple(totals[start:end])
+            start = self._layout.cell(name, model, 0)
+            *counts, total = totals[start : start + len(bounds) + 2]
             if model or any(counts):
-                found[model] = HistogramCounts(bounds, counts, totals[end] / scale)
+                found[model] = HistogramCounts(bounds, tuple(counts), total / self._layout.scale(name))
         return found
 
 

@@ -153,7 +153,7 @@ def _http(readings: Readings) -> dict[str, list[Sample]]:
     }
     return {
         **histograms,
-        "tenure_requests_arrived_total": [((path,), route.arrivals) for path, route in http.routes.items()],
+        "tenure_requests_arrived_total": [((path,), arrived) for path, arrived in http.routes.items()],
         "tenure_requests_total": [((r.model, r.route, r.outcome.value), r.count) for r in http.by_model],
         "tenure_open_requests": [((model, stage), count) for model, stage, count in open_by_stage(readings)],
     }
