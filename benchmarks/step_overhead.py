@@ -16,7 +16,7 @@ import torch
 
 from tenure.core.budget import StepBudget
 from tenure.core.limits import Limits
-from tenure.core.request import Request
+from tenure.core.request import Request, RequestSpec
 from tenure.core.scheduler import Scheduler
 from tenure.kv.cache import CacheShape, KVCache
 from tenure.layers.batch import PackedBatch
@@ -71,7 +71,8 @@ class Engine:
         self.times: dict[str, list[float]] = {"plan": [], "build and sample": [], "land": [], "all": []}
         for number in range(running):
             sampling = SamplingParams(**{"max_tokens": 4000, "temperature": 0.8, "seed": number, **fields})
-            self._scheduler.add(Request(number, [[(number * 7 + p) % 1000 for p in range(CONTEXT)]], sampling))
+            prompt = [(number * 7 + position) % 1000 for position in range(CONTEXT)]
+            self._scheduler.add(Request(number, RequestSpec([prompt], sampling)))
 
     def step(self) -> None:
         began = time.perf_counter()

@@ -14,7 +14,7 @@ from tenure.core.lifecycle import State
 from tenure.core.limits import Limits
 from tenure.core.plan import Row, StepPlan, StepResult
 from tenure.core.report import Effects, Output
-from tenure.core.request import MOST_EVICTIONS, Item, Request
+from tenure.core.request import MOST_EVICTIONS, Item, Request, RequestSpec
 from tenure.core.scheduler import Scheduler
 from tenure.outcomes import FinishReason, Outcome
 from tenure.pooling import PoolingParams, PoolingTask
@@ -55,14 +55,16 @@ class Ask:
         if self.pooling is not None:
             return Request(
                 number,
-                self.prompts,
-                SamplingParams(max_tokens=0),
-                priority=self.priority,
-                cache_salt=self.salt,
-                pooling=PoolingParams(task=self.pooling),
-                arrived_at=at,
-                begin_by=begin_by,
-                end_by=end_by,
+                RequestSpec(
+                    self.prompts,
+                    SamplingParams(max_tokens=0),
+                    priority=self.priority,
+                    cache_salt=self.salt,
+                    pooling=PoolingParams(task=self.pooling),
+                    arrived_at=at,
+                    begin_by=begin_by,
+                    end_by=end_by,
+                ),
             )
         sampling = SamplingParams(
             max_tokens=self.max_tokens,
@@ -76,15 +78,17 @@ class Ask:
         )
         return Request(
             number,
-            self.prompts,
-            sampling,
-            n=self.n,
-            foreseeable=self.seed < BURSTS,
-            priority=self.priority,
-            cache_salt=self.salt,
-            arrived_at=at,
-            begin_by=begin_by,
-            end_by=end_by,
+            RequestSpec(
+                self.prompts,
+                sampling,
+                n=self.n,
+                foreseeable=self.seed < BURSTS,
+                priority=self.priority,
+                cache_salt=self.salt,
+                arrived_at=at,
+                begin_by=begin_by,
+                end_by=end_by,
+            ),
         )
 
     def expected(self, index: int, capacity: int) -> tuple[list[int], FinishReason, int | None]:
@@ -281,8 +285,8 @@ class Simulation:
         ended = self.scheduler.expire(self.now)
         for record in live:
             request = record.request
-            late = request.end_by is not None and request.end_by <= self.now
-            late |= request.begin_by is not None and request.begin_by <= self.now and not request.begun
+            late = request.spec.end_by is not None and request.spec.end_by <= self.now
+            late |= request.spec.begin_by is not None and request.spec.begin_by <= self.now and not request.begun
             assert late == (request.outcome is Outcome.DEADLINE)
             if late:
                 record.cancelled = Outcome.DEADLINE

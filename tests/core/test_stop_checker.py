@@ -1,6 +1,6 @@
 import pytest
 
-from tenure.core.request import Item, Request
+from tenure.core.request import Item, Request, RequestSpec
 from tenure.core.stop_checker import finish_of, repeats
 from tenure.outcomes import FinishReason
 from tenure.sampling import RepetitionDetection, SamplingParams
@@ -11,7 +11,7 @@ PROMPT = [9, EOS, STOP]
 
 def item(produced: list[int], **sampling: object) -> Item:
     given = {"max_tokens": 4, "eos_token_ids": (EOS,), "stop_token_ids": (STOP,)} | sampling
-    made = Request(1, [PROMPT], SamplingParams(**given)).items[0]
+    made = Request(1, RequestSpec([PROMPT], SamplingParams(**given))).items[0]
     made.output += produced
     return made
 

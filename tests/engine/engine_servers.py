@@ -154,7 +154,7 @@ class Board:
             order = self.orders.get_nowait()
             found.append(order)
             if isinstance(order, Add):
-                self.requests[order.request.label or order.request.public_id] = order.request
+                self.requests[order.request.spec.label or order.request.spec.public_id] = order.request
         return found
 
     async def wait_order(self) -> Order:

@@ -11,7 +11,7 @@ import torch
 
 from tenure.config import EngineConfig, ModelChoice
 from tenure.core.budget import StepBudget
-from tenure.core.request import Request
+from tenure.core.request import Request, RequestSpec
 from tenure.engine.assembly import Engine, assemble
 from tenure.errors import CallerError
 from tenure.outcomes import Outcome
@@ -47,7 +47,7 @@ def make_engine(folder: Path, task: str | None, **fields) -> Engine:
 def answer(engine: Engine, pooling: PoolingParams | None, max_tokens: int = 0, temperature: float = 0.0):
     """The outputs and the outcome of a request for TEXT."""
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
-    request = Request(1, [TEXT], sampling, pooling=pooling)
+    request = Request(1, RequestSpec([TEXT], sampling, pooling=pooling))
     engine.scheduler.add(request)
     outputs = []
     while engine.scheduler.busy:

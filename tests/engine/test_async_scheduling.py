@@ -12,7 +12,7 @@ import torch
 
 from tenure.core.limits import Limits
 from tenure.core.report import Output
-from tenure.core.request import Request
+from tenure.core.request import Request, RequestSpec
 from tenure.core.scheduler import Scheduler
 from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.loop import EngineLoop
@@ -103,11 +103,11 @@ def requests() -> list[Request]:
     drawn = SamplingParams(max_tokens=25, temperature=1.3, top_p=0.9, seed=5, frequency_penalty=0.4)
     stopping = SamplingParams(max_tokens=30, temperature=0.9, seed=6, stop_token_ids=tuple(range(0, 67, 6)))
     return [
-        Request(1, [[5, 9, 2, 7, 1, 3]], greedy),
-        Request(2, [[8, 6, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9] * 3], drawn, n=2),
-        Request(3, [[11, 12]], stopping, n=2),
-        Request(4, [[20, 21, 22]], greedy, foreseeable=False),
-        Request(5, [[30] * 29], stopping),
+        Request(1, RequestSpec([[5, 9, 2, 7, 1, 3]], greedy)),
+        Request(2, RequestSpec([[8, 6, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9] * 3], drawn, n=2)),
+        Request(3, RequestSpec([[11, 12]], stopping, n=2)),
+        Request(4, RequestSpec([[20, 21, 22]], greedy, foreseeable=False)),
+        Request(5, RequestSpec([[30] * 29], stopping)),
     ]
 
 
@@ -160,14 +160,16 @@ def test_the_next_step_is_planned_and_launched_while_one_computes() -> None:
             launched.release()
 
     engine.loop._runner.launch = note_launch  # type: ignore[method-assign]
-    engine.run([Request(1, [[5, 9, 2]], SamplingParams(max_tokens=20, temperature=0.0))])
+    engine.run([Request(1, RequestSpec([[5, 9, 2]], SamplingParams(max_tokens=20, temperature=0.0)))])
     assert passes == [True] * 19
     assert engine.texts[1, 0] == continued([5, 9, 2], 20)
 
 
 def test_a_row_that_cannot_be_foreseen_skips_a_step_and_others_do_not() -> None:
     params = SamplingParams(max_tokens=10, temperature=0.0)
-    engine = Engine(1).run([Request(1, [[5, 9, 2]], params, foreseeable=False), Request(2, [[8, 6, 4]], params)])
+    engine = Engine(1).run(
+        [Request(1, RequestSpec([[5, 9, 2]], params, foreseeable=False)), Request(2, RequestSpec([[8, 6, 4]], params))]
+    )
     assert engine.texts == {(1, 0): continued([5, 9, 2], 10), (2, 0): continued([8, 6, 4], 10)}
     assert engine.endings[2][1] == 10 + 1  # a token in each step; when the tenth landed, the next one was on its way
     assert engine.endings[1][1] == 10 + 5  # a token in every other step, and in each of those that it had alone
@@ -179,12 +181,12 @@ def test_a_step_that_fails_ends_its_requests_and_no_later_ones(depth: int) -> No
 
     def on_pass(number: int) -> None:
         if number == 4:
-            engine.orders.put(Add(Request(3, [[7, 7]], params)))
+            engine.orders.put(Add(Request(3, RequestSpec([[7, 7]], params))))
             raise RuntimeError("out of memory")
 
     engine = Engine(depth, on_pass)
     passes = iter(range(1, 1000))
     engine.model.on_pass = lambda number: on_pass(next(passes))
-    engine.run([Request(1, [[5, 9, 2]], params), Request(2, [[8, 6, 4]], params)], later=1)
+    engine.run([Request(1, RequestSpec([[5, 9, 2]], params)), Request(2, RequestSpec([[8, 6, 4]], params))], later=1)
     assert engine.outcomes == {1: Outcome.ENGINE_ERROR, 2: Outcome.ENGINE_ERROR, 3: Outcome.OK}
     assert engine.texts[3, 0] == continued([7, 7], 10)

@@ -201,8 +201,13 @@ def test_what_the_loop_is_asked_to_compute() -> None:
             rig.take_orders()
             request = rig.requests["l"]
             assert [item.prompt for item in request.items] == [[1, 2], [1, 2], [3], [3]]
-            assert (request.public_id, request.label, request.priority, request.cache_salt) == ("cmpl-1", "l", -3, "s")
-            assert request.sampling == asked.sampling
+            assert (request.spec.public_id, request.spec.label, request.spec.priority, request.spec.cache_salt) == (
+                "cmpl-1",
+                "l",
+                -3,
+                "s",
+            )
+            assert request.spec.sampling == asked.sampling
 
     run(scenario)
 

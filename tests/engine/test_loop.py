@@ -4,7 +4,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import msgspec
@@ -16,7 +16,7 @@ from tenure.core.lifecycle import State
 from tenure.core.limits import Limits
 from tenure.core.plan import RowResult, StepPlan, StepResult
 from tenure.core.report import Output
-from tenure.core.request import Request
+from tenure.core.request import Request, RequestSpec
 from tenure.core.scheduler import Scheduler
 from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.loop import EngineLoop
@@ -45,9 +45,10 @@ LIMITS = Limits(max_model_len=64, num_blocks=32, block_size=4, num_slots=4)
 
 def request(number: int, *, length: int = 3, max_tokens: int = 4, n: int = 1, label: str = "") -> Request:
     sampling = SamplingParams(max_tokens=max_tokens, seed=number)
-    return Request(
-        number, [[1 + number] * length], sampling, n=n, public_id=f"cmpl-{number}", label=label, arrived_at=100.0
+    spec = RequestSpec(
+        [[1 + number] * length], sampling, n=n, public_id=f"cmpl-{number}", label=label, arrived_at=100.0
     )
+    return Request(number, spec)
 
 
 class Clock:
@@ -223,7 +224,7 @@ def test_orders_are_obeyed_in_order() -> None:
 
 def due(number: int, *, begin_by: float | None = None, end_by: float | None = None, **more: int) -> Request:
     asked = request(number, **more)
-    asked.begin_by, asked.end_by = begin_by, end_by
+    asked.spec = replace(asked.spec, begin_by=begin_by, end_by=end_by)
     return asked
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tenure.core.budget import StepBudget
 from tenure.core.limits import Limits
-from tenure.core.request import Request
+from tenure.core.request import Request, RequestSpec
 from tenure.core.scheduler import Scheduler
 from tenure.model_runner.decoder_runner import DecoderRunner
 from tenure.model_runner.sampler import Sampler
@@ -73,7 +73,7 @@ class Engine:
     def add(self, prompt: Sequence[int], max_tokens: int = NEW_TOKENS) -> int:
         self._numbers += 1
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-        self.scheduler.add(Request(self._numbers, [prompt], sampling))
+        self.scheduler.add(Request(self._numbers, RequestSpec([prompt], sampling)))
         return self._numbers
 
     def step(self) -> list[tuple[int, int]]:

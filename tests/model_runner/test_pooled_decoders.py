@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tenure.core.budget import StepBudget
 from tenure.core.limits import Limits
 from tenure.core.report import Effects
-from tenure.core.request import Request
+from tenure.core.request import Request, RequestSpec
 from tenure.core.scheduler import Scheduler
 from tenure.model_runner.decoder_runner import UNSOUND, DecoderRunner
 from tenure.model_runner.pooling_head import PoolingHead
@@ -53,7 +53,7 @@ class Reader:
 
     def add(self, texts: Sequence[Sequence[int]], pooling: PoolingParams) -> Request:
         self._requests += 1
-        request = Request(self._requests, texts, SamplingParams(max_tokens=0), pooling=pooling)
+        request = Request(self._requests, RequestSpec(texts, SamplingParams(max_tokens=0), pooling=pooling))
         self.scheduler.add(request)
         return request
 

@@ -11,7 +11,7 @@ import torch
 from tenure.checkpoints.profile import read_profile
 from tenure.config import EngineConfig, ModelChoice
 from tenure.core.budget import StepBudget
-from tenure.core.request import Request
+from tenure.core.request import Request, RequestSpec
 from tenure.engine.assembly import Engine, assemble
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.prompts.chat_template import ChatTemplate
@@ -74,7 +74,9 @@ def make_engine(folder: Path) -> Engine:
 
 def read(engine: Engine, prompts: Sequence[Sequence[int]], task: PoolingTask) -> np.ndarray:
     """The answers, a row for each prompt, from steps of few tokens."""
-    engine.scheduler.add(Request(1, prompts, SamplingParams(max_tokens=0), pooling=PoolingParams(task=task)))
+    engine.scheduler.add(
+        Request(1, RequestSpec(prompts, SamplingParams(max_tokens=0), pooling=PoolingParams(task=task)))
+    )
     answers: dict[int, Any] = {}
     while engine.scheduler.busy:
         plan = engine.scheduler.plan(StepBudget(tokens=150))

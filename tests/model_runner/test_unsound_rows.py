@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tenure.core.limits import Limits
 from tenure.core.report import Output
-from tenure.core.request import Request
+from tenure.core.request import Request, RequestSpec
 from tenure.core.scheduler import Scheduler
 from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.loop import EngineLoop
@@ -101,7 +101,9 @@ class Engine:
     def run(self, prompts: Sequence[list[int]], max_tokens: int = 8) -> tuple[list[Request], list[list[int]]]:
         """Requests that run together, and their texts."""
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-        requests = [Request(self._numbers + number, [prompt], sampling) for number, prompt in enumerate(prompts, 1)]
+        requests = [
+            Request(self._numbers + number, RequestSpec([prompt], sampling)) for number, prompt in enumerate(prompts, 1)
+        ]
         self._numbers += len(prompts)
         self._texts = {request.number: [] for request in requests}
         for request in requests:

@@ -19,14 +19,14 @@ class BlockHashes:
 
         What is reported of each token of a prompt comes from computing it: such an item cannot use the cache.
         """
-        pooling = item.request.pooling
+        pooling = item.request.spec.pooling
         every_token = item.sampling.prompt_logprobs is not None or (pooling is not None and pooling.task.every_token)
         return self._enabled and not every_token
 
     def of(self, item: Item, count: int) -> list[BlockHash]:
         """The names of the first `count` full blocks of the item's text."""
         if count > len(item.hashes):
-            salt, known = item.request.cache_salt, item.hashes
+            salt, known = item.request.spec.cache_salt, item.hashes
             tokens = item.tokens_from(len(known) * self._block_size)
             item.hashes = chain_hashes(self._seed, salt, tokens, self._block_size, known)
         return item.hashes[:count]

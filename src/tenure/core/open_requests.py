@@ -62,7 +62,7 @@ class OpenRequests:
             self._items += 1
             item.number = self._items
             self.states[item.state] += 1
-        for kind, time in ((Deadline.BEGIN, request.begin_by), (Deadline.END, request.end_by)):
+        for kind, time in ((Deadline.BEGIN, request.spec.begin_by), (Deadline.END, request.spec.end_by)):
             if time is not None:
                 heapq.heappush(self._deadlines, (time, request.arrival, kind, request))
 

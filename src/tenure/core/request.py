@@ -1,7 +1,7 @@
 """What the scheduler knows of a request and of its items."""
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from tenure.core.ledger import Holder, HolderKind
 from tenure.core.lifecycle import FINAL, Event, State, step
@@ -20,7 +20,6 @@ class Item:
 
     request: "Request"
     index: int
-    choice: int
     prompt: Sequence[int]  # not empty; the choices of a prompt share it, so nobody changes it
     max_tokens: int  # what the request asks for; the scheduler lowers it to what fits
     number: int = 0  # set when its request is added, as `turn` is
@@ -35,10 +34,14 @@ class Item:
     cached: int = 0  # prompt tokens that the prefix cache had when it first ran
     preemptions: int = 0  # while it ran
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    reported: bool = False  # its caller was told something of it
 
     def __repr__(self) -> str:
         return f"<Item {self.number}: {self.state}, {self.length} tokens>"
+
+    @property
+    def choice(self) -> int:
+        """Which of the choices of its prompt it is."""
+        return self.index % self.request.spec.n
 
     @property
     def prompt_length(self) -> int:
@@ -60,11 +63,11 @@ class Item:
     @property
     def age(self) -> tuple[int, int, int, int]:
         """Sort key: the smaller, the sooner it is served and the later it is evicted."""
-        return (self.request.priority, self.turn, self.request.arrival, self.index)
+        return (self.request.spec.priority, self.turn, self.request.arrival, self.index)
 
     @property
     def sampling(self) -> SamplingParams:
-        return self.request.sampling
+        return self.request.spec.sampling
 
     @property
     def ended(self) -> bool:
@@ -89,16 +92,11 @@ class Item:
             self.prompt_logprobs += new[len(self.prompt_logprobs) - (start + 1 if start else 0) :]
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Request:
-    """One HTTP call: the owner of its items, and the holder of one outcome.
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """What a request asks for: `n` sequences for each of `prompts`. Times are in seconds, None: no limit."""
 
-    It has `n` items for each of `prompts`, which nobody changes any more. Times are in seconds, on one clock; None: no
-    deadline.
-    """
-
-    number: int
-    prompts: InitVar[Sequence[Sequence[int]]]
+    prompts: Sequence[Sequence[int]]
     sampling: SamplingParams
     _: KW_ONLY
     n: int = 1
@@ -116,9 +114,17 @@ class Request:
     arrived_at: float = 0.0
     begin_by: float | None = None  # when one of its items must have run
     end_by: float | None = None  # when it must be over
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Request:
+    """One HTTP call: the owner of its items, and the holder of one outcome."""
+
+    number: int
+    spec: RequestSpec
+    arrival: int = 0  # its place in the order of arrivals; set when it is added
     begun: bool = False  # some item has run
     stalled: bool = False  # its caller does not read: nothing of it is to run
-    arrival: int = 0  # its place in the order of arrivals; set when it is added
     outcome: Outcome | None = None
     message: str = ""
     computed: int = 0
@@ -126,13 +132,14 @@ class Request:
     items: list[Item] = field(default_factory=list)
     unfinished: dict[Item, None] = field(init=False)  # those that have not ended, in order
 
-    def __post_init__(self, prompts: Sequence[Sequence[int]]) -> None:
-        for prompt in prompts:
-            first = Item(self, len(self.items), 0, prompt, self.sampling.max_tokens)
-            first.followers = [
-                Item(self, first.index + choice, choice, prompt, first.max_tokens) for choice in range(1, self.n)
-            ]
-            self.items += [first, *first.followers]
+    def __post_init__(self) -> None:
+        for prompt in self.spec.prompts:
+            first, *others = (
+                Item(self, len(self.items) + choice, prompt, self.spec.sampling.max_tokens)
+                for choice in range(self.spec.n)
+            )
+            first.followers = others
+            self.items += [first, *others]
         self.unfinished = dict.fromkeys(self.items)
 
     def __repr__(self) -> str:

@@ -40,7 +40,7 @@ class Run:
     def introduction(self) -> Start:
         """What the runner must know before the first row; to be asked for once."""
         item, lease, self.introduced = self.item, self.lease, True
-        request, prompt = item.request, item.index // item.request.n
+        request, prompt = item.request, item.index // item.request.spec.n
         return Start(
             lease.slot,
             lease.generation,
@@ -48,9 +48,9 @@ class Run:
             item.prompt_length,
             item.choice,
             item.sampling,
-            request.pooling,
-            request.segments[prompt] if request.segments else 0,
-            request.unattended[prompt] if request.unattended else 0,
+            request.spec.pooling,
+            request.spec.segments[prompt] if request.spec.segments else 0,
+            request.spec.unattended[prompt] if request.spec.unattended else 0,
         )
 
     @property
@@ -61,7 +61,7 @@ class Run:
     @property
     def remaining(self) -> int:
         """Tokens that can be planned now. The last token that may be sampled is never computed."""
-        if self.pending and not self.item.request.foreseeable:
+        if self.pending and not self.item.request.spec.foreseeable:
             return 0
         last = self.item.prompt_length + max(0, self.item.max_tokens - 1)
         return min(self.length, last) - self.planned

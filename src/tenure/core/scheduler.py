@@ -318,7 +318,7 @@ class Scheduler:
             count += 1
             reason, stop_token = finish_of(item)
         self.counts.sampled += count
-        first, item.reported = not item.reported, True
+        first = len(item.output) == count
         output = Output(
             item.request.number,
             item.index,

@@ -9,7 +9,7 @@ from tenure.sampling import RepetitionDetection
 
 def finish_of(item: Item) -> tuple[FinishReason | None, int | None]:
     """The finish reason of `item`, whose text is computed, with the stop token that caused it; (None, None): go on."""
-    if item.request.pooling is not None:
+    if item.request.spec.pooling is not None:
         return FinishReason.STOP, None  # it was read to the end, as it asked
     sampling = item.sampling
     produced = len(item.output)

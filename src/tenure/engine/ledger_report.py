@@ -31,8 +31,8 @@ def holder_rows(scheduler: Scheduler, now: float) -> list[HolderRow]:
     for item in islice(items, _MAX_HOLDERS):
         request, run = item.request, scheduler.run_of(item)
         blocks = 0 if run is None else len(run.lease.blocks)
-        age = round(max(0.0, now - request.arrived_at), 3)
-        rows.append(HolderRow(str(item.holder), request.public_id, request.label, item.state, blocks, age))
+        age = round(max(0.0, now - request.spec.arrived_at), 3)
+        rows.append(HolderRow(str(item.holder), request.spec.public_id, request.spec.label, item.state, blocks, age))
     return rows
 
 

@@ -86,7 +86,7 @@ class EngineStats:
             if times.started is None:
                 times.started = now
                 self._queued -= 1
-                self._observe("queue_seconds", max(0.0, now - item.request.arrived_at))
+                self._observe("queue_seconds", max(0.0, now - item.request.spec.arrived_at))
 
     def step(self, plan: StepPlan, seconds: float) -> None:
         """A step has landed."""
@@ -127,7 +127,7 @@ class EngineStats:
             self._observe("request_preemptions", sum(item.preemptions for item in request.items))
             if times.first_token is not None:
                 self._observe("decode_seconds", times.last_token - times.first_token)
-        return max(0.0, times.started - request.arrived_at)
+        return max(0.0, times.started - request.spec.arrived_at)
 
     def snapshot(self) -> EngineFigures:
         """What was measured here; how many tokens were looked up in the prefix cache is the scheduler's to say."""

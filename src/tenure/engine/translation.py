@@ -2,14 +2,13 @@
 
 from tenure.core.admission import Refusal
 from tenure.core.report import Output
-from tenure.core.request import Request
+from tenure.core.request import Request, RequestSpec
 from tenure.wire import messages as wire
 
 
 def request(number: int, submit: wire.Submit, now: float) -> Request:
     """A request that has just been admitted, under the engine's own number; `now` is on the loop's clock."""
-    return Request(
-        number,
+    spec = RequestSpec(
         submit.prompts,
         submit.sampling,
         n=submit.n,
@@ -24,6 +23,7 @@ def request(number: int, submit: wire.Submit, now: float) -> Request:
         begin_by=None if submit.begin_within is None else now + submit.begin_within,
         end_by=None if submit.end_within is None else now + submit.end_within,
     )
+    return Request(number, spec)
 
 
 def refused(number: int, refusal: Refusal) -> wire.Refused:
