@@ -308,8 +308,9 @@ def test_a_stalled_request_gets_no_step_until_it_is_resumed() -> None:
 
 def test_of_a_stalled_request_no_more_texts_are_read_until_it_is_resumed() -> None:
     rig = Rig(limits=Limits(max_model_len=64, num_slots=4), max_tokens=12)
-    pooled = Request(1, [[1, 2, 3]] * 30, SamplingParams(max_tokens=0), pooling=PoolingParams(task=PoolingTask.EMBED))
-    other = Request(2, [[4] * 12] * 3, SamplingParams(max_tokens=0), pooling=PoolingParams(task=PoolingTask.EMBED))
+    params, pooling = SamplingParams(max_tokens=0), PoolingParams(task=PoolingTask.EMBED)
+    pooled = Request(1, RequestSpec([[1, 2, 3]] * 30, params, pooling=pooling))
+    other = Request(2, RequestSpec([[4] * 12] * 3, params, pooling=pooling))
     read: list[int] = []
 
     def pace(told: Told) -> None:
