@@ -16,8 +16,7 @@ from tenure.core.request import Request, RequestSpec
 from tenure.core.scheduler import Scheduler
 from tenure.model_runner.decoder_runner import UNSOUND, DecoderRunner
 from tenure.model_runner.pooling_head import PoolingHead
-from tenure.models.heads import AnswerHead, LabelHead, OutputHead
-from tenure.models.loader import load
+from tenure.models.loader import AnswerHead, LabelHead, OutputHead, load
 from tenure.outcomes import Outcome
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.sampling import SamplingParams

@@ -27,8 +27,7 @@ from tenure.model_runner.sampling_head import SamplingHead
 from tenure.model_runner.step_results import StepResults
 from tenure.models.base import LoadedModel
 from tenure.models.encoder_loader import load_encoder
-from tenure.models.heads import AnswerHead, LabelHead, OutputHead, TokenHead
-from tenure.models.loader import load
+from tenure.models.loader import AnswerHead, LabelHead, OutputHead, TokenHead, load
 from tenure.pooling import PoolingParams
 from tenure.sampling import SamplingParams
 from tenure.source import ResolvedSource

@@ -1,14 +1,15 @@
 """Loading a model: configuration, weights, and the layers built from them, one thread per core.
 
-Legend: V vocabulary (or classes), D hidden size, K inputs of a projection, H head size.
+Legend: V vocabulary (or classes), D hidden size, H head size, P pairs (half a head).
 """
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
-from tenure.checkpoints.model_config import ModelConfig, read_config
+from tenure.checkpoints.model_config import ModelConfig, RopeScaling, read_config
 from tenure.config import cores
 from tenure.errors import ResourceError
 from tenure.layers.attention import AttentionShape, attention_backend
@@ -18,11 +19,39 @@ from tenure.layers.norm import HeadNorms, RMSNorm
 from tenure.layers.rope import interleave_rows
 from tenure.layers.rowwise import RowKernels, row_kernels
 from tenure.models.base import LoadedModel
-from tenure.models.frequencies import inverse_frequencies
-from tenure.models.heads import AnswerHead, LabelHead, OutputHead, TokenHead
 from tenure.models.llama import LlamaLayer, LlamaModel
 from tenure.models.weights import Weights, open_weights
 from tenure.source import ResolvedSource
+
+
+@dataclass(frozen=True, slots=True)
+class TokenHead:
+    """Logits of the next token: a column for each id up to the last of `tokens`, those of no token out of reach."""
+
+    tokens: frozenset[int] | None = None
+    """The ids that have a token; None: all rows of the output weights have one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelHead:
+    """Logits of `count` classes: the weight `score.weight` of a sequence classifier."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """One logit: by how much that of the next token `yes` exceeds that of `no`.
+
+    Its sigmoid is the softmax over the two, taken at `yes`. Two rows of the output weights are all that it needs.
+    """
+
+    no: int
+    yes: int
+
+
+OutputHead = TokenHead | LabelHead | AnswerHead | None
+"""None for a model that only embeds; its checkpoint need not have output weights."""
 
 _TOKENS = TokenHead()
 
@@ -169,3 +198,26 @@ class _Builder:
     def _rope_factors(self) -> torch.Tensor | None:
         name = "rope_freqs.weight"
         return self.weights.reader.tensor(name, (self.config.head_dim // 2,)) if self.weights.reader.has(name) else None
+
+
+def inverse_frequencies(config: ModelConfig, factors_P: torch.Tensor | None = None) -> torch.Tensor:
+    """Angle per position of each pair, shape (P,), float32. `factors_P` divide the frequencies (GGUF's rope_freqs)."""
+    exponents_P = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    inverse_P = 1.0 / config.rope_theta**exponents_P
+    if factors_P is not None:
+        inverse_P = inverse_P / factors_P.float()
+    scaling = config.rope_scaling
+    if scaling is None:
+        return inverse_P
+    if scaling.kind == "linear":
+        return inverse_P / scaling.factor
+    return _llama3(inverse_P, scaling)
+
+
+def _llama3(inverse_P: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Llama 3.1: long waves are stretched, short ones kept, those between are blended."""
+    wavelengths_P = 2 * math.pi / inverse_P
+    original = scaling.original_max_position_embeddings
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    smooth_P = ((original / wavelengths_P - scaling.low_freq_factor) / span).clamp(0.0, 1.0)
+    return (1 - smooth_P) * inverse_P / scaling.factor + smooth_P * inverse_P
