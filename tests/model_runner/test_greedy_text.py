@@ -18,13 +18,12 @@ from tenure.model_runner.decoder_runner import DecoderRunner
 from tenure.model_runner.sampler import Sampler
 from tenure.model_runner.sampling_head import SamplingHead
 from tenure.models.base import LoadedModel
-from tenure.models.loader import load
 from tenure.outcomes import Outcome
 from tenure.sampling import SamplingParams
 from tenure.source import resolve_source
 from tenure.text.tokenizer import load_tokenizer
 from tests.models.greedy import make_cache
-from tests.models.reference import smollm2_reference
+from tests.models.reference import smollm2, smollm2_reference
 
 NEW_TOKENS = 200
 TOLERANCE = 1e-4
@@ -44,7 +43,7 @@ OPENINGS = (
 
 @pytest.fixture(scope="module")
 def model() -> LoadedModel:
-    return load(resolve_source("smollm2"))
+    return smollm2()
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +54,18 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def together(model: LoadedModel, prompts: list[list[int]]) -> list[list[int]]:
-    return Engine(model).texts(prompts)
+    engine = Engine(model)
+    texts = engine.texts(prompts)
+    assert engine.scheduler.counts.cached == 0, "each token was computed for these texts"
+    return texts
 
 
 class Engine:
     """Scheduler and runner in one thread, as the engine loop drives them with `--step-time 0`."""
 
-    def __init__(self, model: LoadedModel, *, num_blocks: int = 400, tokens: int = 2048, caching: bool = True) -> None:
+    def __init__(self, model: LoadedModel, *, num_blocks: int = 400, tokens: int = 2048) -> None:
         limits = Limits(max_model_len=2048, num_blocks=num_blocks, block_size=16, num_slots=16)
-        self.scheduler = Scheduler(limits, prefix_caching=caching)
+        self.scheduler = Scheduler(limits)
         cache = make_cache(model, num_blocks)
         head = SamplingHead(model, Sampler())
         self._runner = DecoderRunner(model, cache, head, limits.num_slots, limits.max_model_len)
@@ -119,7 +121,7 @@ def first_difference(reference: Any, prompt: list[int], one: list[int], other: l
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    return smollm2_reference(resolve_source("smollm2").path)
+    return smollm2_reference()
 
 
 def test_the_text_is_that_of_transformers(reference: Any, prompts: list[list[int]], together: list[list[int]]) -> None:
@@ -133,7 +135,6 @@ def test_the_text_is_that_of_transformers(reference: Any, prompts: list[list[int
     [
         pytest.param({"tokens": 12}, id="in small chunks"),
         pytest.param({"num_blocks": 50}, id="with evictions"),
-        pytest.param({"caching": False}, id="without prefix cache"),
     ],
 )
 def test_the_text_does_not_depend_on_the_engine(

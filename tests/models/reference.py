@@ -1,18 +1,28 @@
-"""Independent implementations to compare with."""
+"""The demo model, and an independent implementation of it to compare with; each is loaded once for all tests."""
 
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
 
+from tenure.models.base import LoadedModel
+from tenure.models.loader import load
+from tenure.source import resolve_source
 
-def smollm2_reference(path: Path) -> Any:
+
+@cache
+def smollm2() -> LoadedModel:
+    return load(resolve_source("smollm2"))
+
+
+@cache
+def smollm2_reference() -> Any:
     """Transformers' LlamaForCausalLM with the weights of the demo file, read and un-permuted independently."""
     import transformers as hf  # noqa: PLC0415 - seconds to import; only these tests need it
 
-    reader = gguf.GGUFReader(path)
+    reader = gguf.GGUFReader(resolve_source("smollm2").path)
     config = hf.LlamaConfig(
         vocab_size=49152,
         hidden_size=576,
