@@ -35,11 +35,15 @@ class Conversation:
 
     async def hear(self, kind: type[Said]) -> Said:
         """The next message, which must be one of `kind`."""
-        if not self._heard:
-            self._heard += await self._channel.receive()
-        message = self._heard.pop(0)
+        message = await self.hear_any()
         assert isinstance(message, kind), message
         return message
+
+    async def admit(self) -> int:
+        """Admit what is asked for next; returns the number of the request."""
+        number = (await self.hear(wire.Submit)).request
+        await self.say(wire.Admitted(request=number))
+        return number
 
     async def hear_any(self) -> wire.ToEngine:
         if not self._heard:

@@ -17,8 +17,7 @@ from tests.wire.samples import LEDGER
 
 
 async def opened(engine: Conversation, stream: Stream) -> int:
-    number = (await engine.hear(wire.Submit)).request
-    await engine.say(wire.Admitted(request=number))
+    number = await engine.admit()
     await stream.admitted.wait()
     return number
 

@@ -1,5 +1,8 @@
 """A request is open for as long as its scope lasts; whatever the way out, the engine holds nothing of it afterwards."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import anyio
 import anyio.lowlevel
 import msgspec
@@ -14,7 +17,7 @@ from tenure.outcomes import Outcome
 from tenure.pooling import Pooled, PoolingParams, PoolingTask
 from tenure.sampling import TokenLogprobs
 from tenure.wire import messages as wire
-from tests.client.engines import SUBMIT, Bench, ObedientEngine, bench, output
+from tests.client.engines import SUBMIT, Bench, Conversation, ObedientEngine, bench, output
 from tests.tasks import Interrupted, run
 from tests.wire.samples import CARD
 
@@ -29,7 +32,7 @@ class Handler:
         self.scope = anyio.CancelScope()
         self.admitted = anyio.Event()
         self.leave = anyio.Event()
-        self.handle: GenerationHandle | None = None
+        self.handle: GenerationHandle
         self.refusal: Refusal | None = None
         self.failed_by: Exception | None = None
         self.left = anyio.Event()
@@ -50,19 +53,24 @@ class Handler:
         self.left.set()
 
 
+@asynccontextmanager
+async def handling(rig: Bench) -> AsyncIterator[tuple[Conversation, Handler]]:
+    """An engine that is ready, and a handler that asks it for a request, which is over at the end."""
+    engine, handler = await rig.accept_ready(), Handler(rig.client)
+    async with anyio.create_task_group() as group:
+        group.start_soon(handler.run)
+        yield engine, handler
+
+
 def test_an_admitted_request_gives_its_outputs_and_its_end() -> None:
     async def scenario() -> None:
         async with bench() as rig:
-            engine = await rig.accept_ready()
-            handler = Handler(rig.client)
-            async with anyio.create_task_group() as group:
-                group.start_soon(handler.run)
+            async with handling(rig) as (engine, handler):
                 submit = await engine.hear(wire.Submit)
                 assert (submit.prompts, submit.n, submit.public_id) == (SUBMIT.prompts, SUBMIT.n, SUBMIT.public_id)
                 assert not handler.admitted.is_set()
                 await engine.say(wire.Admitted(request=submit.request))
                 await handler.admitted.wait()
-                assert handler.handle is not None
                 await engine.say_and_be_heard(
                     rig.client,
                     output(submit.request, 1),
@@ -87,19 +95,13 @@ def test_an_admitted_request_gives_its_outputs_and_its_end() -> None:
 
 def test_a_stop_string_is_passed_on() -> None:
     async def scenario() -> None:
-        async with bench() as rig:
-            engine = await rig.accept_ready()
-            handler = Handler(rig.client)
-            async with anyio.create_task_group() as group:
-                group.start_soon(handler.run)
-                number = (await engine.hear(wire.Submit)).request
-                await engine.say(wire.Admitted(request=number))
-                await handler.admitted.wait()
-                assert handler.handle is not None
-                handler.handle.finish_item(1)
-                assert await engine.hear(wire.FinishItem) == wire.FinishItem(request=number, index=1)
-                await engine.say(wire.Ended(request=number, outcome=Outcome.OK))
-                handler.leave.set()
+        async with bench() as rig, handling(rig) as (engine, handler):
+            number = await engine.admit()
+            await handler.admitted.wait()
+            handler.handle.finish_item(1)
+            assert await engine.hear(wire.FinishItem) == wire.FinishItem(request=number, index=1)
+            await engine.say(wire.Ended(request=number, outcome=Outcome.OK))
+            handler.leave.set()
 
     run(scenario)
 
@@ -107,10 +109,7 @@ def test_a_stop_string_is_passed_on() -> None:
 def test_a_refusal_is_raised_before_the_scope_is_entered() -> None:
     async def scenario() -> None:
         async with bench() as rig:
-            engine = await rig.accept_ready()
-            handler = Handler(rig.client)
-            async with anyio.create_task_group() as group:
-                group.start_soon(handler.run)
+            async with handling(rig) as (engine, handler):
                 number = (await engine.hear(wire.Submit)).request
                 refused = wire.Refused(
                     request=number, outcome=Outcome.QUEUE_FULL, code="queue_full", message="full", retry_after=2.0
@@ -184,12 +183,8 @@ def test_leaving_early_cancels_and_waits_for_the_end(way_out: str, outcome: Outc
     async def scenario() -> None:
         cancelled = Cancelled()
         async with bench(on_cancelled=cancelled) as rig:
-            engine = await rig.accept_ready()
-            handler = Handler(rig.client)
-            async with anyio.create_task_group() as group:
-                group.start_soon(handler.run)
-                number = (await engine.hear(wire.Submit)).request
-                await engine.say(wire.Admitted(request=number))
+            async with handling(rig) as (engine, handler):
+                number = await engine.admit()
                 await handler.admitted.wait()
                 if way_out == "cancel":
                     handler.scope.cancel()
@@ -217,10 +212,7 @@ def test_a_request_is_cancelled_while_it_is_asked_for(answer: str) -> None:
 
     async def scenario() -> None:
         async with bench() as rig:
-            engine = await rig.accept_ready()
-            handler = Handler(rig.client)
-            async with anyio.create_task_group() as group:
-                group.start_soon(handler.run)
+            async with handling(rig) as (engine, handler):
                 number = (await engine.hear(wire.Submit)).request
                 handler.scope.cancel()
                 assert await engine.hear(wire.Cancel) == wire.Cancel(request=number, outcome=Outcome.CLIENT_CANCELLED)
@@ -245,12 +237,8 @@ def test_an_end_that_crosses_the_cancel_on_the_wire() -> None:
     async def scenario() -> None:
         cancelled = Cancelled()
         async with bench(on_cancelled=cancelled) as rig:
-            engine = await rig.accept_ready()
-            handler = Handler(rig.client)
-            async with anyio.create_task_group() as group:
-                group.start_soon(handler.run)
-                number = (await engine.hear(wire.Submit)).request
-                await engine.say(wire.Admitted(request=number))
+            async with handling(rig) as (engine, handler):
+                number = await engine.admit()
                 await handler.admitted.wait()
                 handler.scope.cancel()
                 await engine.say(wire.Ended(request=number, outcome=Outcome.OK))
@@ -261,8 +249,7 @@ def test_an_end_that_crosses_the_cancel_on_the_wire() -> None:
             other = Handler(rig.client)
             async with anyio.create_task_group() as group:
                 group.start_soon(other.run)
-                number = (await engine.hear(wire.Submit)).request
-                await engine.say(wire.Admitted(request=number))
+                number = await engine.admit()
                 await other.admitted.wait()
                 await engine.say_and_be_heard(rig.client, wire.Ended(request=number, outcome=Outcome.OK))
                 other.scope.cancel()
@@ -335,47 +322,36 @@ def test_any_other_ending_is_raised(outcome: Outcome) -> None:
     """After everything that came before it."""
 
     async def scenario() -> None:
-        async with bench() as rig:
-            engine = await rig.accept_ready()
-            handler = Handler(rig.client)
-            async with anyio.create_task_group() as group:
-                group.start_soon(handler.run)
-                number = (await engine.hear(wire.Submit)).request
-                ended = wire.Ended(request=number, outcome=outcome, message="why")
-                await engine.say(wire.Admitted(request=number), output(number, 1), ended)
-                await handler.admitted.wait()
-                assert handler.handle is not None
-                await handler.handle.wait_over()
-                assert [item.tokens for item in await handler.handle.receive()] == [[1]]
-                for _ in range(2):
-                    with pytest.raises(GenerationFailed, match="why") as caught:
-                        await handler.handle.receive()
-                    assert caught.value.outcome is outcome
-                handler.leave.set()
+        async with bench() as rig, handling(rig) as (engine, handler):
+            number = (await engine.hear(wire.Submit)).request
+            ended = wire.Ended(request=number, outcome=outcome, message="why")
+            await engine.say(wire.Admitted(request=number), output(number, 1), ended)
+            await handler.admitted.wait()
+            await handler.handle.wait_over()
+            assert [item.tokens for item in await handler.handle.receive()] == [[1]]
+            for _ in range(2):
+                with pytest.raises(GenerationFailed, match="why") as caught:
+                    await handler.handle.receive()
+                assert caught.value.outcome is outcome
+            handler.leave.set()
 
     run(scenario)
 
 
 def test_a_reader_that_does_not_keep_up_stalls_its_request_and_goes_on_with_everything() -> None:
     async def scenario() -> None:
-        async with bench() as rig:
-            engine = await rig.accept_ready()
-            handler = Handler(rig.client)
-            async with anyio.create_task_group() as group:
-                group.start_soon(handler.run)
-                number = (await engine.hear(wire.Submit)).request
-                await engine.say(wire.Admitted(request=number))
-                await handler.admitted.wait()
-                assert handler.handle is not None
-                for _ in range(2):  # it may fall behind again
-                    await engine.say(*(output(number, token) for token in range(FITTING)))
-                    await engine.say_and_be_heard(rig.client, output(number, FITTING), output(number, -1))
-                    assert await engine.hear(wire.Stall) == wire.Stall(request=number), "told once"
-                    received = await handler.handle.receive()
-                    assert [item.tokens[0] for item in received] == [*range(FITTING + 1), -1]
-                    assert await engine.hear(wire.Resume) == wire.Resume(request=number)
-                await engine.say(wire.Ended(request=number, outcome=Outcome.OK))
-                handler.leave.set()
+        async with bench() as rig, handling(rig) as (engine, handler):
+            number = await engine.admit()
+            await handler.admitted.wait()
+            for _ in range(2):  # it may fall behind again
+                await engine.say(*(output(number, token) for token in range(FITTING)))
+                await engine.say_and_be_heard(rig.client, output(number, FITTING), output(number, -1))
+                assert await engine.hear(wire.Stall) == wire.Stall(request=number), "told once"
+                received = await handler.handle.receive()
+                assert [item.tokens[0] for item in received] == [*range(FITTING + 1), -1]
+                assert await engine.hear(wire.Resume) == wire.Resume(request=number)
+            await engine.say(wire.Ended(request=number, outcome=Outcome.OK))
+            handler.leave.set()
 
     run(scenario)
 
@@ -432,8 +408,7 @@ def test_a_reader_that_reads_a_little_now_and_then_is_not_waited_for_for_ever(po
             async with anyio.create_task_group() as group:
 
                 async def feed() -> None:
-                    number = (await engine.hear(wire.Submit)).request
-                    await engine.say(wire.Admitted(request=number))
+                    number = await engine.admit()
                     heard: wire.ToEngine = wire.Resume(request=number)
                     while not isinstance(heard, wire.Cancel):
                         if isinstance(heard, wire.Resume):
@@ -494,8 +469,7 @@ def test_a_request_that_fails_with_an_outcome_of_its_own_is_cancelled_with_it() 
 
             async with anyio.create_task_group() as group:
                 group.start_soon(fail)
-                number = (await engine.hear(wire.Submit)).request
-                await engine.say(wire.Admitted(request=number))
+                number = await engine.admit()
                 assert (await engine.hear(wire.Cancel)).outcome is Outcome.STALLED
                 await engine.say(wire.Ended(request=number, outcome=Outcome.STALLED))
 
