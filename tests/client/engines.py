@@ -5,39 +5,31 @@ from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import msgspec
-from anyio.abc import SocketListener
+from anyio.abc import ByteStream, SocketListener
 
 from tenure.client import EngineClient, Opener
 from tenure.client.generation import GenerationHandle
 from tenure.outcomes import Outcome
 from tenure.sampling import SamplingParams
 from tenure.wire import messages as wire
-from tenure.wire.framing import Channel, PeerGone
+from tenure.wire.framing import PeerGone
 from tests.tasks import until
+from tests.wire.peer import Peer
 from tests.wire.samples import CARD
-
-Said = TypeVar("Said", bound=wire.Message)
 
 SUBMIT = wire.Submit(request=0, public_id="cmpl-1", prompts=[[1, 2]], sampling=SamplingParams(max_tokens=9), n=2)
 
 
-class Conversation:
+class Conversation(Peer):
     """One connection, from the engine's side."""
 
-    def __init__(self, stream: anyio.abc.ByteStream, marks: Iterator[int]) -> None:
-        self._channel: Channel[Any] = Channel(stream, wire.ToEngine)
-        self._heard: list[Any] = []
+    def __init__(self, stream: ByteStream, marks: Iterator[int]) -> None:
+        super().__init__(stream, wire.ToEngine)
         self._marks = marks
-
-    async def hear(self, kind: type[Said]) -> Said:
-        """The next message, which must be one of `kind`."""
-        message = await self.hear_any()
-        assert isinstance(message, kind), message
-        return message
 
     async def admit(self) -> int:
         """Admit what is asked for next; returns the number of the request."""
@@ -45,34 +37,11 @@ class Conversation:
         await self.say(wire.Admitted(request=number))
         return number
 
-    async def hear_any(self) -> wire.ToEngine:
-        if not self._heard:
-            self._heard += await self._channel.receive()
-        message: wire.ToEngine = self._heard.pop(0)
-        return message
-
-    async def say(self, *messages: msgspec.Struct) -> None:
-        await self._channel.send_frames(b"".join(map(self._channel.encode, messages)))
-
-    async def say_raw(self, data: bytes) -> None:
-        await self._channel.send_frames(data)
-
     async def say_and_be_heard(self, client: EngineClient, *messages: msgspec.Struct) -> None:
         """Also wait until the client has read it all."""
         mark = next(self._marks)
         await self.say(*messages, wire.Heartbeat(outstanding_tokens=mark))
         await until(lambda: client.outstanding_tokens == mark)
-
-    async def hang_up(self) -> None:
-        await self._channel.aclose()
-
-    async def wait_gone(self) -> None:
-        """Wait until the client has closed the connection."""
-        try:
-            while True:
-                self._heard += await self._channel.receive()
-        except PeerGone:
-            return
 
 
 class Bench:

@@ -4,11 +4,9 @@ import queue
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
-import msgspec
 from anyio.abc import TaskGroup
 
 from tenure.core.admission import GateLimits
@@ -21,11 +19,9 @@ from tenure.engine.orders import Add, Ending, EngineSnapshot, Order
 from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import SamplingParams
 from tenure.wire import messages as wire
-from tenure.wire.framing import Channel, PeerGone
 from tenure.wire.sockets import SocketStream
+from tests.wire.peer import Peer
 from tests.wire.samples import CARD
-
-Said = TypeVar("Said", bound=wire.Message)
 
 ROOMY = GateLimits(items=1000, tokens=10_000, capacity=100, vocabulary_size=32)
 
@@ -51,28 +47,13 @@ def submit(request: int, *prompts: list[int], n: int = 1, label: str = "") -> wi
     )
 
 
-class Worker:
+class Worker(Peer):
     """An API process, as the engine sees it."""
 
     def __init__(self, connection: socket.socket) -> None:
+        super().__init__(SocketStream(connection), wire.FromEngine)
         self.socket = connection
-        self._channel: Channel[Any] = Channel(SocketStream(connection), wire.FromEngine)
-        self._heard: list[Any] = []
         self._questions = 0
-
-    async def say(self, *messages: msgspec.Struct) -> None:
-        await self._channel.send_frames(b"".join(map(self._channel.encode, messages)))
-
-    async def say_raw(self, data: bytes) -> None:
-        await self._channel.send_frames(data)
-
-    async def hear(self, kind: type[Said]) -> Said:
-        """The next message, which must be one of `kind`."""
-        if not self._heard:
-            self._heard += await self._channel.receive()
-        message = self._heard.pop(0)
-        assert isinstance(message, kind), message
-        return message
 
     async def answers(self, count: int) -> list[wire.Admitted | wire.Refused]:
         found = []
@@ -89,17 +70,6 @@ class Worker:
         reply = await self.hear(wire.LedgerReply)
         assert reply.sequence == self._questions
         return reply.ledger
-
-    async def hang_up(self) -> None:
-        await self._channel.aclose()
-
-    async def wait_gone(self) -> None:
-        """Wait until the engine has closed the connection."""
-        try:
-            while True:
-                await self._channel.receive()
-        except PeerGone:
-            return
 
 
 class Board:

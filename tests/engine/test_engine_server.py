@@ -156,7 +156,7 @@ def test_everything_of_an_output_arrives() -> None:
             logprobs = TokenLogprobs(-0.5, 1, [4], [-0.5])
             full = msgspec.structs.replace(
                 output(request, 1, 4, FinishReason.STOP),
-                logprobs=logprobs,
+                logprobs=[logprobs],
                 stop_token=4,
                 prompt_logprobs=[None, logprobs],
                 cached_tokens=2,
