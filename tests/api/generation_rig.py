@@ -315,6 +315,19 @@ def events(reply: httpx.Response) -> list[object]:
     return ["[DONE]" if line == "data: [DONE]" else json.loads(line[6:]) for line in lines]
 
 
+def undated(event: object, kind: str, prefix: str) -> object:
+    """An event without what differs from run to run, and without its kind and model; checks those keys."""
+    if event == "[DONE]":
+        return event
+    assert isinstance(event, dict)
+    kept = dict(event)
+    assert kept.pop("id").startswith(prefix)
+    assert kept.pop("object") == kind
+    assert kept.pop("model") == "tiny"
+    assert isinstance(kept.pop("created"), int)
+    return kept
+
+
 def assert_refused(rig: Rig, reply: httpx.Response, status: int = 400, code: str = "invalid_request") -> dict:
     """The reply is a valid error envelope and the engine was not asked; returns the error."""
     assert reply.status_code == status, reply.text

@@ -4,21 +4,13 @@ import pytest
 
 from tenure.client import GenerationFailed, Refusal
 from tenure.outcomes import Outcome
-from tests.api.generation_rig import END, LENGTH, STOP, ByteTokenizer, Rig, events, output, row
+from tests.api.generation_rig import END, LENGTH, STOP, ByteTokenizer, Rig, events, output, row, undated
 
 PROMPT = "user:hi;>"
 
 
 def strip(event):
-    """An event without what differs from run to run; checks those keys."""
-    if event == "[DONE]":
-        return event
-    event = dict(event)
-    assert event.pop("id").startswith("chatcmpl-")
-    assert event.pop("object") == "chat.completion.chunk"
-    assert event.pop("model") == "tiny"
-    assert isinstance(event.pop("created"), int)
-    return event
+    return undated(event, "chat.completion.chunk", "chatcmpl-")
 
 
 def chunk(index, delta, finish=None, logprobs=None, **more):

@@ -17,17 +17,6 @@ CORPUS = replace(EMBEDDER, prompts={"query": "Q: ", "corpus": "K: "})
 DEFAULTED = replace(EMBEDDER, prompts={"query": "Q: ", "plain": "T: "}, default_prompt="plain")
 
 
-@pytest.fixture(scope="module")
-def shared() -> Rig:
-    return pooling_rig()
-
-
-@pytest.fixture
-def rig(shared: Rig) -> Rig:
-    shared.engine.submitted.clear()
-    return shared
-
-
 def expected(rig: Rig, text: str) -> np.ndarray:
     return embed(framed(text), rig.submitted.pooling)[0].astype(np.float32)
 

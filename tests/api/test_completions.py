@@ -2,18 +2,11 @@
 
 import pytest
 
-from tests.api.generation_rig import END, LENGTH, STOP, Rig, assert_refused, events, output, row
+from tests.api.generation_rig import END, LENGTH, STOP, Rig, assert_refused, events, output, row, undated
 
 
 def strip(event):
-    if event == "[DONE]":
-        return event
-    event = dict(event)
-    assert event.pop("id").startswith("cmpl-")
-    assert event.pop("object") == "text_completion"
-    assert event.pop("model") == "tiny"
-    assert isinstance(event.pop("created"), int)
-    return event
+    return undated(event, "text_completion", "cmpl-")
 
 
 def chunk(index, text, finish=None, logprobs=None, stop_reason=None, **more):

@@ -12,7 +12,7 @@ from tenure.client import GenerationFailed, Refusal
 from tenure.config import ApiSettings
 from tenure.outcomes import Outcome
 from tenure.pooling import PoolingTask
-from tests.api.generation_rig import Rig, assert_refused
+from tests.api.generation_rig import assert_refused
 from tests.api.pooling_rig import CLASSIFIER, EMBEDDER, SIZE, classify, draw, embed, framed, pooling_rig
 
 PATH = "/v1/embeddings"
@@ -20,17 +20,6 @@ MATRYOSHKA = replace(EMBEDDER, dimensions=(2, 4))
 PROMPTED = replace(EMBEDDER, prompts={"query": "Q: ", "document": "D: "}, default_prompt="document")
 CUTTING = ApiSettings(version="0.0", truncate_long_inputs=True)
 CHUNKING = ApiSettings(version="0.0", chunk_long_inputs=True, max_chunked_len=100)
-
-
-@pytest.fixture(scope="module")
-def shared() -> Rig:
-    return pooling_rig()
-
-
-@pytest.fixture
-def rig(shared: Rig) -> Rig:
-    shared.engine.submitted.clear()
-    return shared
 
 
 def vectors(reply) -> np.ndarray:

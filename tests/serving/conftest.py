@@ -10,6 +10,7 @@ import pytest
 
 from tests.serving.script import write_script
 from tests.serving.server import ServerProcess
+from tests.serving.wire import CHAT, COMPLETIONS, LEAVING, Leave
 
 Start = Callable[..., ServerProcess]
 
@@ -54,6 +55,16 @@ def exact_server(servers: Servers) -> Iterator[ServerProcess]:
     with ExitStack() as stack:
         arguments = ("--step-time", "0", "--max-num-batched-tokens", "512", "--max-num-seqs", "16")
         yield servers.start(stack, "smollm2", *arguments, "--kv-cache-memory", "1")
+
+
+@pytest.fixture(params=(COMPLETIONS, CHAT))
+def path(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=LEAVING)
+def leave(request: pytest.FixtureRequest) -> Leave:
+    return LEAVING[request.param]
 
 
 @pytest.fixture

@@ -8,22 +8,10 @@ from uuid import uuid4
 import pytest
 
 from tests.serving.server import ServerProcess, Work, until
-from tests.serving.wire import CHAT, COMPLETIONS, LEAVING, Wire, post, request
+from tests.serving.wire import Leave, post, request
 
 MANY = 30_000
 """Tokens of an answer that nobody waits for."""
-
-Leave = Callable[[Wire], None]
-
-
-@pytest.fixture(params=(COMPLETIONS, CHAT))
-def path(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=LEAVING)
-def leave(request: pytest.FixtureRequest) -> Leave:
-    return LEAVING[request.param]
 
 
 @dataclass

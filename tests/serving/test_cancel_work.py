@@ -6,18 +6,8 @@ from uuid import uuid4
 import pytest
 
 from tests.serving.server import ServerProcess, until
-from tests.serving.test_cancel import MANY, Leave, cancelled, check_nothing_moves, running
-from tests.serving.wire import CHAT, COMPLETIONS, LEAVING, post, request
-
-
-@pytest.fixture(params=(COMPLETIONS, CHAT))
-def path(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=LEAVING)
-def leave(request: pytest.FixtureRequest) -> Leave:
-    return LEAVING[request.param]
+from tests.serving.test_cancel import MANY, cancelled, check_nothing_moves, running
+from tests.serving.wire import CHAT, COMPLETIONS, LEAVING, Leave, post, request
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -122,7 +122,8 @@ class Wire:
         self._socket.shutdown(socket.SHUT_WR)
 
 
-LEAVING: dict[str, Callable[[Wire], None]] = {
+Leave = Callable[[Wire], None]
+LEAVING: dict[str, Leave] = {
     "close": Wire.close,
     "reset": Wire.reset,
     "half-close": Wire.half_close,
