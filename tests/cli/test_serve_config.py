@@ -44,7 +44,8 @@ def test_a_model_is_called_by_its_file(model: str) -> None:
     assert names(config) == [("tiny-model",)]
     [choice] = config.api.models
     assert (choice.kind, choice.path) == (SourceKind.GGUF, model)
-    assert config.engines == (EngineConfig(model=choice),)  # the flags' defaults are the engine's own
+    [engine] = config.engines
+    assert engine == EngineConfig(model=choice, threads=cores())  # the flags' defaults are the engine's own
     assert msgspec.structs.replace(config.api, models=()) == ApiConfig(
         models=(), settings=ApiSettings(version=__version__)
     )
@@ -119,6 +120,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "max_num_queued_reqs": (("--max-num-queued-reqs", "0"), 0),
     "max_num_queued_tokens": (("--max-num-queued-tokens", "5000"), 5000),
     "step_time": (("--step-time", "0"), 0.0),
+    "threads": (("--threads", "77"), 77),
     "async_scheduling": (("--async-scheduling",), True),
     "block_size": (("--block-size", "32"), 32),
     "kv_cache_memory": (("--kv-cache-memory", "0.25"), 0.25),
@@ -188,9 +190,11 @@ def test_several_engines_of_each_model(model: str) -> None:
     config = serve_config([f"a={model}", f"b={model}"], ServeOptions(data_parallel_size=2))
     assert [(engine.model.name, engine.index) for engine in config.engines] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
     assert [engine.title for engine in config.engines[:2]] == ["engine 0 of a", "engine 1 of a"]
-    assert {engine.threads for engine in config.engines} == {max(1, cores() // 2)}
+    assert {engine.threads for engine in config.engines} == {max(1, cores() // 4)}
     [alone] = serve_config([f"a={model}"], ServeOptions()).engines
-    assert (alone.title, alone.threads) == ("engine of a", 0)
+    assert (alone.title, alone.threads) == ("engine of a", cores())
+    given = serve_config([model], options("--threads", "3", "--data-parallel-size", "2"))
+    assert [engine.threads for engine in given.engines] == [3, 3]
 
 
 def test_what_is_announced_of_several_processes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -281,7 +281,7 @@ def test_a_keeper_that_is_ended_before_it_begins(programs: Programs, how: str) -
 
 def test_a_child_that_is_being_started_hears_of_the_drain(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has nothing to finish, so it may die of it; but it is not waited for until some time-out."""
-    monkeypatch.setattr(children, "_END_TIMEOUT", 90)
+    monkeypatch.setattr(children, "END_TIMEOUT", 90)
     spec = programs.spec("wait_end_of_file()")
 
     async def scenario() -> None:
@@ -353,7 +353,7 @@ def test_a_child_that_does_not_go_on_is_killed_and_started_again(
 
 def test_killing_does_not_wait(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even for a child that is frozen."""
-    monkeypatch.setattr(children, "_END_TIMEOUT", 90)
+    monkeypatch.setattr(children, "END_TIMEOUT", 90)
     spec = programs.spec("report('Serving')\nos.kill(os.getpid(), signal.SIGSTOP)")
 
     async def scenario() -> None:

@@ -1,18 +1,21 @@
 """A child gets its configuration, is heard to its last word, and leaves nothing, whatever its end."""
 
+import ctypes
 import os
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import anyio
+import psutil
 import pytest
 
 from tenure.errors import ResourceError
 from tenure.process.reports import AnyReport, Failed, Serving
 from tenure.server import children
-from tenure.server.children import running, signal_child
+from tenure.server.children import reap_adopted, running, signal_child
 from tests.server.programs import Programs, Settings, descriptors_left, nothing_left
 from tests.tasks import run, until
 
@@ -102,7 +105,7 @@ mark("ended")
 
 
 def test_a_child_that_clings_to_life_is_killed(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "_END_TIMEOUT", 0.1)
+    monkeypatch.setattr(children, "END_TIMEOUT", 0.1)
     spec = programs.spec("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nreport('Serving')\nsignal.pause()\n")
 
     async def scenario() -> None:
@@ -213,6 +216,35 @@ def test_a_report_that_is_refused_ends_the_child(programs: Programs) -> None:
         with pytest.raises(ExceptionGroup):
             async with running(spec):
                 await anyio.sleep_forever()
+
+    with nothing_left():
+        run(scenario)
+
+
+@pytest.fixture
+def adopting() -> Iterator[None]:
+    """This process adopts orphans, as the first one of a container does."""
+    prctl, subreaper = ctypes.CDLL(None).prctl, 36
+    prctl(subreaper, 1, 0, 0, 0)
+    yield
+    prctl(subreaper, 0, 0, 0, 0)
+
+
+@pytest.mark.usefixtures("adopting")
+def test_adopted_processes_are_waited_for(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that lead a session too; the ends of our own children are not taken from those who wait for them."""
+    monkeypatch.setattr(children, "_WAITED_FOR_WITHIN", 0.1)
+    orphans = ["sleep 0.01", "sleep 0.02", "setsid sleep 0.01", "setsid sleep 0.2", "sleep 0.2"]
+    spec = programs.spec("; ".join(f'os.system("{orphan} &")' for orphan in orphans) + "\nos._exit(7)")
+
+    async def scenario() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(reap_adopted)
+            for _ in range(3):
+                async with running(spec) as process:
+                    assert await process.wait() == 7
+            await until(lambda: psutil.Process().children() == [])
+            group.cancel_scope.cancel()
 
     with nothing_left():
         run(scenario)

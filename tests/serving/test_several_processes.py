@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import httpx
 import psutil
@@ -297,6 +298,21 @@ def test_a_script_waits_for_health_and_then_sends_a_request(start: Start, script
         wire.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         assert wire.reply()[0] == 200
     server.wait_ready()
+
+
+def test_localhost_by_either_family_and_a_long_folder_for_temporary_files(
+    start: Start, script: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / ("x" * 80)
+    folder.mkdir()
+    arguments = ("--api-server-count", "2", "--host", "localhost")
+    server = start(script, *arguments, environment={"TMPDIR": str(folder)})
+    port = server.port()
+    for address in ("127.0.0.1", "[::1]") if Path("/proc/net/if_inet6").exists() else ("127.0.0.1",):
+        for _ in range(4):
+            reply = httpx.post(f"http://{address}:{port}{COMPLETIONS}", json=request(COMPLETIONS, "here", 5))
+            assert reply.json()["choices"][0]["text"] == recited("here", 5)
+    assert list(folder.iterdir()) == []
 
 
 def test_one_engine_that_cannot_load_ends_all(start: Start, script: str) -> None:

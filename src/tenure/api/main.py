@@ -1,4 +1,4 @@
-"""An API process: `python -m tenure.api.main LISTENER COUNTERS REPORT PARENT`, configuration on standard input.
+"""An API process: `python -m tenure.api.main COUNTERS LISTENER... REPORT PARENT`, configuration on standard input.
 
 One task group owns everything in it: the connections to the engines, the HTTP server, the life line, the drain.
 It ends when it is told to (SIGTERM) and has drained, or when the supervisor is gone.
@@ -54,7 +54,7 @@ _LAST_WORDS_TIMEOUT = 5.0
 
 def main() -> None:
     """Serve HTTP until told to stop."""
-    listener, counters, report, parent = (int(argument) for argument in sys.argv[1:5])
+    counters, *descriptors, report, parent = (int(argument) for argument in sys.argv[1:])
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to answer
     config = read_config(ApiConfig, sys.stdin.fileno())
@@ -68,7 +68,8 @@ def main() -> None:
     request_short_time_slices()
     sys.set_int_max_str_digits(_MOST_DIGITS)
     with _tracing(config.report) as tracer:
-        serve = partial(_serve, config, texts, socket.socket(fileno=listener), shared, report, tracer)
+        listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        serve = partial(_serve, config, texts, listeners, shared, report, tracer)
         anyio.run(serve, backend_options={"use_uvloop": True})
 
 
@@ -86,7 +87,7 @@ def _tracing(config: ReportConfig) -> Iterator[Tracer | None]:
 async def _serve(
     config: ApiConfig,
     texts: dict[str, TextModel],
-    listener: socket.socket,
+    listeners: list[socket.socket],
     shared: SharedCounters,
     report: int,
     tracer: Tracer | None,
@@ -121,7 +122,7 @@ async def _serve(
             group.start_soon(_drain_on_signal, signals, guard, server, config.shutdown_timeout)
             group.start_soon(_report_ready, fleet, report)
             group.start_soon(_report_alive, report)
-            await server.serve([listener])
+            await server.serve(listeners)
             group.cancel_scope.cancel()
 
 
@@ -169,7 +170,7 @@ def _within_descriptors(limits: HttpLimits) -> HttpLimits:
 
 
 async def _report_ready(fleet: Fleet, report: int) -> None:
-    # The socket has been listening since before this process began, so nothing else need be waited for.
+    # The sockets have been listening since before this process began, so nothing else need be waited for.
     await fleet.wait_ready()
     write_report(report, Serving())
 

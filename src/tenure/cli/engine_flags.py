@@ -26,6 +26,9 @@ class EngineOptions:
     """Seconds that an engine step should stay near; 0 bounds steps in tokens alone, for reproducible runs."""
     async_scheduling: bool = False
     """Plan and launch the next step while one computes."""
+    threads: Annotated[int, whole(0, 4096)] = 0
+    """Threads that compute in each engine; 0 shares the cores that the server may use, by affinity and by the quota of
+    its container, out among all engines."""
     block_size: AtLeastOne = 16
     """Tokens in a KV block."""
     kv_cache_memory: Positive = 3.0

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -31,7 +31,7 @@ class ServeOptions:
     """The flags of `tenure serve`; they carry vLLM's names where they mean the same."""
 
     host: str = "127.0.0.1"
-    """Address to listen on."""
+    """Address or name to listen on; empty for every interface, localhost for both loopback addresses."""
     port: Annotated[int, whole(0, 65535)] = 8000
     """Port to listen on; 0 takes a free one."""
     served_model_name: Texts = field(default_factory=list)
@@ -91,8 +91,10 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
     models = models or demo_models()
     choices = with_tasks(choices_of(models, options.served_model_name), options.task)
     replicas = range(options.data_parallel_size)
+    share = max(1, cores() // (len(choices) * len(replicas)))
+    engine = replace(options.engine, threads=options.engine.threads or share)
     return ServeConfig(
-        engines=tuple(_engine_config(choice, index, options) for choice in choices for index in replicas),
+        engines=tuple(_engine_config(choice, index, engine, options) for choice in choices for index in replicas),
         api=_api_config(choices, options),
         host=options.host,
         port=options.port,
@@ -103,14 +105,12 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
     )
 
 
-def _engine_config(choice: ModelChoice, index: int, options: ServeOptions) -> EngineConfig:
-    replicas = options.data_parallel_size
+def _engine_config(choice: ModelChoice, index: int, engine: EngineOptions, options: ServeOptions) -> EngineConfig:
     return EngineConfig(
         model=choice,
         index=index,
-        replicas=replicas,
-        threads=0 if replicas == 1 else max(1, cores() // replicas),
-        **asdict(options.engine),
+        replicas=options.data_parallel_size,
+        **asdict(engine),
         log_format=options.observe.log_format,
     )
 

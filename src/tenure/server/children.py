@@ -24,7 +24,8 @@ from tenure.config import environment_with
 from tenure.errors import ResourceError
 from tenure.process.reports import AnyReport, read_reports
 
-_END_TIMEOUT = 5.0
+END_TIMEOUT = 5.0
+_WAITED_FOR_WITHIN = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +110,32 @@ async def _read_reports(descriptor: int, on_report: Callable[[AnyReport], None])
 async def _end(process: Process) -> None:
     assert process.stdin is not None
     await process.stdin.aclose()
-    with anyio.move_on_after(_END_TIMEOUT):
+    with anyio.move_on_after(END_TIMEOUT):
         await process.wait()
     signal_child(process, signal.SIGKILL)
     await process.wait()
     await process.aclose()
+
+
+async def reap_adopted() -> None:
+    """Wait for processes that this one has adopted, as the first one of a container does, when they have ended.
+
+    Children of its own are waited for by asyncio, at once. They lead sessions; so an adopted one that does, too, has to
+    show first that nobody waits for it.
+    """
+    with anyio.open_signal_receiver(signal.SIGCHLD) as signals:
+        async for _ in signals:
+            leader = _reap(0)
+            while leader:
+                await anyio.sleep(_WAITED_FOR_WITHIN)
+                leader = _reap(leader)
+
+
+def _reap(seen: int) -> int:
+    """Wait for children that have ended, up to one that leads a session and is not the one `seen` before: return it."""
+    with suppress(ChildProcessError, ProcessLookupError):  # there is none, or it has just been waited for
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if ended.si_pid != seen and os.getsid(ended.si_pid) == ended.si_pid:
+                return ended.si_pid
+            os.waitpid(ended.si_pid, 0)
+    return 0

@@ -7,8 +7,8 @@
 A second signal ends the server at once (code 1: what was open is cut off). Everything is owned by the exit stack of
 `run`: whatever the way out, no child, socket or directory is left.
 
-There are `workers` API processes, which accept on the one listening socket, and `replicas` engines of each model, each
-with a socket of its own. Any API process speaks to any engine.
+There are `workers` API processes, which accept on the same listening sockets, and `replicas` engines of each model,
+each with a socket of its own. Any API process speaks to any engine.
 """
 
 import logging
@@ -17,30 +17,28 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, closing
 from functools import partial
-from tempfile import TemporaryDirectory
 
 import anyio
 import msgspec
 
 from tenure.config import ApiConfig, ServeConfig
-from tenure.errors import ResourceError
 from tenure.observe.counters import CounterSchema, SharedCounters
 from tenure.observe.logs import announce
 from tenure.process.reports import AnyReport, Loaded, Serving
+from tenure.server.addresses import address_of, listening, socket_folder
 from tenure.server.child_monitor import ChildMonitor, ServerEnded
-from tenure.server.children import ChildSpec
+from tenure.server.children import END_TIMEOUT, ChildSpec, reap_adopted
 from tenure.server.readiness import Readiness
 from tenure.wire.messages import ModelCard
 
 logger = logging.getLogger("tenure.supervisor")
 
-SEND_BUFFER_BYTES = 64 * 1024
-"""The kernel would take megabytes for a client that never reads; that is hours of tokens."""
-_BACKLOG = 2048
 _DRAIN_MARGIN = 10.0
+STOP_MARGIN = 2 * _DRAIN_MARGIN + END_TIMEOUT
+"""Seconds on top of `--shutdown-timeout` within which the last process has ended, whatever it does."""
 
 _ENGINE_ENVIRONMENT = {
     "GOMP_SPINCOUNT": "8000",
@@ -86,29 +84,29 @@ class Supervisor:
         return code
 
     async def _run(self, stack: AsyncExitStack) -> None:
-        listener = stack.enter_context(listening(self._config.host, self._config.port))
-        self._address = address_of(listener, "http" if self._config.api.tls is None else "https")
+        listeners = stack.enter_context(listening(self._config.host, self._config.port))
+        self._address = address_of(listeners[0], "http" if self._config.api.tls is None else "https")
         schema = CounterSchema(workers=self._config.api.workers, models=self._config.api.model_names)
         counters = stack.enter_context(closing(SharedCounters.create(schema)))
         self._note_ready = counters.note_ready
-        # Where it cannot be removed, for want of a descriptor, the reason why the server ends is still its last word.
-        directory = stack.enter_context(TemporaryDirectory(prefix="tenure-", ignore_cleanup_errors=True))
+        folder = stack.enter_context(socket_folder())
         signals = stack.enter_context(anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-        engines, sockets = self._engines(stack, directory)
-        workers = self._workers(listener, counters, sockets)
+        engines, sockets = self._engines(stack, folder)
+        workers = self._workers(listeners, counters, sockets)
         group = await stack.enter_async_context(anyio.create_task_group())
         for monitor in (*engines, *workers):
             group.start_soon(monitor.keep)
+        group.start_soon(reap_adopted)
         await anext(aiter(signals))
         await self._stop(signals, workers, engines)
         group.cancel_scope.cancel()
 
-    def _engines(self, stack: AsyncExitStack, directory: str) -> tuple[list[ChildMonitor], tuple[tuple[str, ...], ...]]:
+    def _engines(self, stack: AsyncExitStack, folder: str) -> tuple[list[ChildMonitor], tuple[tuple[str, ...], ...]]:
         """Keepers, and the sockets of each model's engines. Sockets are the supervisor's, so they outlive an engine."""
         monitors: list[ChildMonitor] = []
         paths: dict[str, list[str]] = {name: [] for name in self._config.api.model_names}
         for number, config in enumerate(self._config.engines):
-            path = os.path.join(directory, f"engine-{number}.sock")
+            path = os.path.join(folder, f"engine-{number}.sock")
             engine_listener = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
             engine_listener.bind(path)
             engine_listener.listen()
@@ -127,7 +125,7 @@ class Supervisor:
         return monitors, tuple(tuple(found) for found in paths.values())
 
     def _workers(
-        self, listener: socket.socket, counters: SharedCounters, sockets: tuple[tuple[str, ...], ...]
+        self, listeners: Sequence[socket.socket], counters: SharedCounters, sockets: tuple[tuple[str, ...], ...]
     ) -> list[ChildMonitor]:
         common = msgspec.structs.replace(
             self._config.api,
@@ -143,7 +141,7 @@ class Supervisor:
                 name=config.title,
                 module="tenure.api.main",
                 config=config,
-                descriptors=(listener.fileno(), counters.descriptor),
+                descriptors=(counters.descriptor, *(listener.fileno() for listener in listeners)),
                 on_report=partial(self._on_worker_report, number),
             )
             close_worker, limit = partial(self._bury, counters, config), self._config.api_heartbeat_timeout
@@ -201,32 +199,6 @@ async def _wait_ended(monitors: Sequence[ChildMonitor], timeout: float) -> None:
     with anyio.move_on_after(timeout):
         for monitor in monitors:
             await monitor.ended.wait()
-
-
-@contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """The listening socket of the server; raises ResourceError when the address cannot be had."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # the latter for a host that can be no name
-        reason = error.strerror if isinstance(error, OSError) else "not the name of a host"
-        raise ResourceError(f"cannot listen on {host}:{port}: {reason or error}") from error
-    with listener:
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-            listener.bind(address)
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            raise ResourceError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-        yield listener
-
-
-def address_of(listener: socket.socket, scheme: str = "http") -> str:
-    """The URL at which a listening socket is reached."""
-    host, port = listener.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _first(group: BaseExceptionGroup[ServerEnded]) -> ServerEnded:
