@@ -32,7 +32,7 @@ def folder(path: Path, config: object, generation: object = None) -> ResolvedSou
 
 def test_defaults_are_filled_in(tmp_path: Path) -> None:
     config = read_config(folder(tmp_path, LLAMA))
-    assert (config.head_dim, config.rope_theta, config.rope_scaling) == (8, 10000.0, None)
+    assert (config.head_dim, config.rope.theta, config.rope.scaling) == (8, 10000.0, None)
     assert not config.tie_word_embeddings
 
 
@@ -46,9 +46,9 @@ def test_both_spellings_of_rope(tmp_path: Path) -> None:
     new = LLAMA | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}}
     first = read_config(folder(tmp_path, old))
     assert first == read_config(folder(tmp_path, new))
-    assert first.rope_theta == 5e5
-    assert first.rope_scaling is not None
-    assert first.rope_scaling.factor == 2.0
+    assert first.rope.theta == 5e5
+    assert first.rope.scaling is not None
+    assert first.rope.scaling.factor == 2.0
 
 
 def test_sliding_windows(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_sliding_windows(tmp_path: Path) -> None:
 
 def test_heads_of_qwen3_have_norms_and_a_size_of_their_own(tmp_path: Path) -> None:
     config = read_config(folder(tmp_path, LLAMA | {"model_type": "qwen3", "head_dim": 16}))
-    assert (config.head_norms, config.head_dim, config.attention_bias) == (True, 16, False)
+    assert (config.head_norms, config.head_dim, config.biases.qkv) == (True, 16, False)
     assert read_config(folder(tmp_path, LLAMA | {"model_type": "qwen3"})).head_dim == 128
     assert not read_config(folder(tmp_path, LLAMA)).head_norms
 

@@ -54,5 +54,5 @@ def test_it_knows_the_capital_of_france(path: Path, prompt: list[int]) -> None:
 def test_configuration() -> None:
     config = smollm2().config
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (30, 9, 3, 64)
-    assert (config.vocab_size, config.max_position_embeddings, config.rope_theta) == (49152, 8192, 100000.0)
+    assert (config.vocab_size, config.max_position_embeddings, config.rope.theta) == (49152, 8192, 100000.0)
     assert config.tie_word_embeddings

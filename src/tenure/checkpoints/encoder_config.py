@@ -42,6 +42,16 @@ ENCODER_TYPES = ("bert", "roberta", "xlm-roberta")
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
 
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """What a classifier tells apart."""
+
+    labels: tuple[str, ...] = ()
+    """By number."""
+    several_apply: bool = False
+    """Each class is a question of its own, and more than one may hold."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig:
     """The shape of an encoder."""
@@ -60,10 +70,7 @@ class EncoderConfig:
     type_vocab_size: int
     layer_norm_eps: float
     activation: str
-    labels: tuple[str, ...] = ()
-    """Of the classes, by number."""
-    several_apply: bool = False
-    """Each class is a question of its own, and more than one may hold."""
+    classes: Classes = Classes()
     projection_size: int = 0
     """Numbers in the embedding of a token, for the head that makes one."""
 
@@ -115,6 +122,7 @@ def _from_raw(raw: Raw, folder: Path) -> EncoderConfig:
     head = encoder_head(raw)
     assert head is not None
     with_classes = head in (EncoderHead.CLASSES, EncoderHead.TOKEN_CLASSES)
+    several_apply = raw.get("problem_type") == "multi_label_classification"
     return EncoderConfig(
         model_type=str(raw["model_type"]),
         head=head,
@@ -128,8 +136,7 @@ def _from_raw(raw: Raw, folder: Path) -> EncoderConfig:
         type_vocab_size=int(raw.get("type_vocab_size", 2)),
         layer_norm_eps=float(raw.get("layer_norm_eps", 1e-12)),
         activation=str(raw.get("hidden_act", "gelu")),
-        labels=class_labels(raw) if with_classes else (),
-        several_apply=raw.get("problem_type") == "multi_label_classification",
+        classes=Classes(class_labels(raw), several_apply) if with_classes else Classes(),
         projection_size=_projection_size(raw, folder) if head is EncoderHead.TOKEN_PROJECTION else 0,
     )
 

@@ -30,12 +30,27 @@ class RopeScaling:
     original_max_position_embeddings: int = 8192
 
 
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions: the base of the frequencies, and how they are stretched."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Biases:
+    """Which products of a layer add one."""
+
+    qkv: bool = False
+    output: bool = False
+    mlp: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The shape of a decoder of the Llama family."""
 
-    architecture: str
-    """`llama`, `mistral`, `qwen2` or `qwen3`."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -45,13 +60,9 @@ class ModelConfig:
     vocab_size: int
     max_position_embeddings: int
     rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None = None
+    rope: Rope
     tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    """Biases on the query, key and value projections."""
-    attention_output_bias: bool = False
-    mlp_bias: bool = False
+    biases: Biases = Biases()
     head_norms: bool = False
     """Each query and key head is normalised before it is rotated."""
     layer_windows: tuple[int | None, ...] = ()
@@ -102,7 +113,6 @@ def _from_folder(folder: Path) -> ModelConfig:
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     biased, qwen3 = bool(raw.get("attention_bias", False)), architecture == "qwen3"
     return ModelConfig(
-        architecture=architecture,
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
@@ -112,12 +122,13 @@ def _from_folder(folder: Path) -> ModelConfig:
         vocab_size=int(raw["vocab_size"]),
         max_position_embeddings=int(raw["max_position_embeddings"]),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
-        rope_scaling=_rope_scaling(rope, folder),
+        rope=Rope(float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0), _rope_scaling(rope, folder)),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        attention_bias={"mistral": False, "qwen2": True}.get(architecture, biased),
-        attention_output_bias=biased and architecture not in ("mistral", "qwen2"),
-        mlp_bias=bool(raw.get("mlp_bias", False)),
+        biases=Biases(
+            qkv={"mistral": False, "qwen2": True}.get(architecture, biased),
+            output=biased and architecture not in ("mistral", "qwen2"),
+            mlp=bool(raw.get("mlp_bias", False)),
+        ),
         head_norms=qwen3,
         layer_windows=_windows(raw, architecture, num_layers),
     )
@@ -168,7 +179,6 @@ def _from_gguf(file: GGUFFile) -> ModelConfig:
     if embedding is None or len(embedding.shape) != 2:
         raise ValueError("there is no token_embd.weight with two dimensions")
     return ModelConfig(
-        architecture=architecture,
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=int(own.get("attention.head_count_kv") or num_heads),
@@ -178,12 +188,13 @@ def _from_gguf(file: GGUFFile) -> ModelConfig:
         vocab_size=embedding.shape[0],
         max_position_embeddings=int(own["context_length"]),
         rms_norm_eps=float(own["attention.layer_norm_rms_epsilon"]),
-        rope_theta=float(own.get("rope.freq_base", 10000.0)),
-        rope_scaling=_gguf_rope_scaling(own, file.path),
+        rope=Rope(float(own.get("rope.freq_base", 10000.0)), _gguf_rope_scaling(own, file.path)),
         tie_word_embeddings="output.weight" not in tensors,
-        attention_bias="blk.0.attn_q.bias" in tensors,
-        attention_output_bias="blk.0.attn_output.bias" in tensors,
-        mlp_bias="blk.0.ffn_up.bias" in tensors,
+        biases=Biases(
+            qkv="blk.0.attn_q.bias" in tensors,
+            output="blk.0.attn_output.bias" in tensors,
+            mlp="blk.0.ffn_up.bias" in tensors,
+        ),
         head_norms=architecture == "qwen3",
         layer_windows=() if window is None else (window,) * min(num_layers, MAX_LAYERS),
     )
@@ -210,10 +221,10 @@ def _checked(config: ModelConfig, path: Path) -> ModelConfig:
         raise ResourceError(f"{path}: a sliding window of less than one token")
     if config.layer_windows and len(config.layer_windows) != config.num_layers:
         raise ResourceError(f"{path}: {len(config.layer_windows)} layer types for {config.num_layers} layers")
-    if not (0 < config.rms_norm_eps < 1 and 1 <= config.rope_theta < 1e15):
-        raise ResourceError(f"{path}: rms_norm_eps {config.rms_norm_eps}, rope_theta {config.rope_theta}")
-    if config.rope_scaling is not None and not 0 < config.rope_scaling.factor < 1e6:
-        raise ResourceError(f"{path}: a rope scaling factor of {config.rope_scaling.factor}")
+    if not (0 < config.rms_norm_eps < 1 and 1 <= config.rope.theta < 1e15):
+        raise ResourceError(f"{path}: rms_norm_eps {config.rms_norm_eps}, rope_theta {config.rope.theta}")
+    if config.rope.scaling is not None and not 0 < config.rope.scaling.factor < 1e6:
+        raise ResourceError(f"{path}: a rope scaling factor of {config.rope.scaling.factor}")
     return config
 
 

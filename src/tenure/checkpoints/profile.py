@@ -220,9 +220,11 @@ def _encoder(folder: Path, raw: Raw, config: EncoderConfig) -> ModelProfile:
         case EncoderHead.TOKEN_PROJECTION:
             return _late_interaction(folder, raw, config, config.projection_size)
         case EncoderHead.CLASSES:
-            return _classes(folder, config.labels, config.window)
+            return _classes(folder, config.classes.labels, config.window)
         case EncoderHead.TOKEN_CLASSES:
-            return replace(_classes(folder, config.labels, config.window), tasks=("token_classify",), scoring=None)
+            return replace(
+                _classes(folder, config.classes.labels, config.window), tasks=("token_classify",), scoring=None
+            )
 
 
 def _embedding(folder: Path, raw: Raw, config: EncoderConfig) -> ModelProfile:

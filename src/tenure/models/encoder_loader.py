@@ -164,16 +164,16 @@ class _HeadBuilder:
         first, second = "bert.pooler.dense", "classifier"
         if self.config.model_type != "bert":
             first, second = "classifier.dense", "classifier.out_proj"
-        hidden, count = self.config.hidden_size, len(self.config.labels)
+        hidden, count = self.config.hidden_size, len(self.config.classes.labels)
         layers = (
             Projection(self.weights.linear((first,), hidden, hidden), Activation.TANH),
             Projection(self.weights.linear((second,), hidden, count), Activation.NONE),
         )
-        independent = count == 1 or self.config.several_apply
+        independent = count == 1 or self.config.classes.several_apply
         return {PoolingTask.CLASSIFY: ClassHead(pooling.first_rows, layers, independent)}
 
     def _token_classes(self) -> dict[PoolingTask, TextHead]:
-        count = len(self.config.labels)
+        count = len(self.config.classes.labels)
         linear = self.weights.linear(("classifier",), self.config.hidden_size, count)
         layers = (Projection(linear, Activation.NONE),)
         return {PoolingTask.TOKEN_CLASSIFY: ClassHead(None, layers, count == 1)}

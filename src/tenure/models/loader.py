@@ -147,7 +147,7 @@ class _Builder:
                 attention_norm=self._norm(f"{prefix}.input_layernorm.weight"),
                 qkv=self._qkv(f"{prefix}.self_attn"),
                 output=self.weights.linear(
-                    (f"{prefix}.self_attn.o_proj",), inner, config.hidden_size, bias=config.attention_output_bias
+                    (f"{prefix}.self_attn.o_proj",), inner, config.hidden_size, bias=config.biases.output
                 ),
                 mlp_norm=self._norm(f"{prefix}.post_attention_layernorm.weight"),
                 mlp=self._mlp(f"{prefix}.mlp"),
@@ -165,7 +165,7 @@ class _Builder:
             weights.append(
                 self._rotary(name, count, self.weights.tensor(f"{prefix}.{name}.weight", (rows, config.hidden_size)))
             )
-            if config.attention_bias:
+            if config.biases.qkv:
                 biases.append(self._rotary(name, count, self.weights.tensor(f"{prefix}.{name}.bias", (rows,))))
         return self.weights.factory(torch.cat(weights), torch.cat(biases) if biases else None)
 
@@ -185,7 +185,7 @@ class _Builder:
         return interleave_rows(weight, num_heads)
 
     def _mlp(self, prefix: str) -> GatedMLP:
-        hidden, inner, bias = self.config.hidden_size, self.config.intermediate_size, self.config.mlp_bias
+        hidden, inner, bias = self.config.hidden_size, self.config.intermediate_size, self.config.biases.mlp
         return GatedMLP(
             gate_up=self.weights.linear((f"{prefix}.gate_proj", f"{prefix}.up_proj"), hidden, inner, bias=bias),
             down=self.weights.linear((f"{prefix}.down_proj",), inner, hidden, bias=bias),
@@ -203,10 +203,10 @@ class _Builder:
 def inverse_frequencies(config: ModelConfig, factors_P: torch.Tensor | None = None) -> torch.Tensor:
     """Angle per position of each pair, shape (P,), float32. `factors_P` divide the frequencies (GGUF's rope_freqs)."""
     exponents_P = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    inverse_P = 1.0 / config.rope_theta**exponents_P
+    inverse_P = 1.0 / config.rope.theta**exponents_P
     if factors_P is not None:
         inverse_P = inverse_P / factors_P.float()
-    scaling = config.rope_scaling
+    scaling = config.rope.scaling
     if scaling is None:
         return inverse_P
     if scaling.kind == "linear":
