@@ -35,8 +35,11 @@ class WaitingQueue:
     def push(self, item: Item) -> None:
         self._pushed += 1
         self._live[item] = self._pushed
-        heapq.heappush(self._items.setdefault(item.request, []), (item.age, self._pushed, item))
-        self.offer(item.request)
+        entry = (item.age, self._pushed, item)
+        entries = self._items.setdefault(item.request, [])
+        heapq.heappush(entries, entry)
+        if entries[0] is entry:
+            self.offer(item.request)
 
     def head(self) -> Item | None:
         """The oldest item whose request is not stalled, left in place."""
