@@ -316,7 +316,7 @@ class EngineServer:
     def _order(self, order: Order) -> None:
         assert self._orders is not None
         # Cannot be full: the gate bounds the requests; each means an `Add`, a `Cancel` at most, a `Finish` an item, and
-        # a few `Stall`s and `Resume`s between two steps.
+        # a few `Stall`s and `Resume`s between two steps; of `ShowHolders` there is one at a time.
         self._orders.put_nowait(order)
 
     def _send(self, connection: _Connection | None, message: wire.FromEngine) -> None:
