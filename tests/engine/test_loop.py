@@ -520,17 +520,17 @@ def test_answers_and_orders_come_before_the_audit() -> None:
 
 
 def test_holders_are_shown_with_what_they_hold() -> None:
-    """When asked for, between steps: those that have not ended, oldest request first, no more than a page of them."""
+    """When asked for, as a step begins: those that have not ended, oldest request first, at most a page of them."""
     rig = resting()
     rig.port.on_told = lambda _: rig.orders.put(ShowHolders())
     rest(rig, Add(request(1, length=5, max_tokens=3, label="mine")), *(Add(request(n, n=30)) for n in range(2, 5)))
-    landed, last = rig.port.shown[0], rig.port.shown[-1]
-    assert landed.scheduler.counts.steps == 1
-    row = landed.holders[0]
+    second, last = rig.port.shown[0], rig.port.shown[-1]
+    assert second.scheduler.counts.steps == 2
+    row = second.holders[0]
     assert (row.holder, row.request, row.label, row.state) == ("item 1", "cmpl-1", "mine", "running")
     assert (row.blocks, row.age_s) == (2, 0.01)
-    assert len(landed.holders) == 64
-    waiting = [row for row in landed.holders if row.state == "waiting"]
+    assert len(second.holders) == 64
+    waiting = [row for row in second.holders if row.state == "waiting"]
     assert waiting
     assert all(row.blocks == 0 for row in waiting)
     assert last.holders == []
@@ -550,8 +550,9 @@ def test_what_has_started_is_shown_while_its_step_is_computed() -> None:
         launch(plan)
 
     rig.runner.launch = watched  # type: ignore[method-assign]
-    rest(rig, Add(request(1, max_tokens=1)))
+    rest(rig, Add(request(1, max_tokens=1)), ShowHolders())
     assert [snapshot.scheduler.items for snapshot in seen] == [{State.RUNNING: 1}]
+    assert [[row.state for row in snapshot.holders] for snapshot in rig.port.shown] == [["running"]]
 
 
 def test_a_snapshot_costs_the_same_however_many_run() -> None:

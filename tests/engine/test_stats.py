@@ -59,7 +59,8 @@ def test_a_request_that_is_cancelled_in_prefill_has_no_prefill_time() -> None:
     rig.loop._receive(wait=False)
     plan = rig.scheduler.plan(rig.loop._pace.budget())
     assert plan is not None
-    rig.loop._step(plan)
+    rig.loop._launch(plan)
+    rig.loop._land()
     rig.run(Cancel(1, Outcome.CLIENT_CANCELLED), ends=1)
     assert samples(figures(rig)) == {"queue": 1, "prefill": 0, "decode": 0, "inference": 0}
 

@@ -290,7 +290,7 @@ class EngineServer:
             self._send(self._connections.get(asker), answer)
 
     def _ask_holders(self, connection: _Connection, sequence: int) -> None:
-        """The loop alone knows who holds what, and says so between two steps: once for all who have asked by then."""
+        """The loop alone knows who holds what, and tells it when a step is planned: once for all who have asked."""
         if self._orders is not None:
             if not self._asking:
                 self._order(ShowHolders())

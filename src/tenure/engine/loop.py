@@ -85,6 +85,7 @@ class EngineLoop:
         self._stats = EngineStats()
         self._clock = clock
         self._audit = IdleAudit(scheduler, clock)
+        self._asked = False  # for the holders
 
     def run(self) -> None:
         """Run until a `Stop` arrives."""
@@ -93,6 +94,9 @@ class EngineLoop:
         while self._receive(wait=idle):
             self._expire()
             plan = self._scheduler.plan(self._pace.budget())
+            if self._asked:  # shown now that it is planned who runs: an item may need no more than this step
+                self._asked = False
+                self._port.show(self._snapshot(holders=True))
             if plan is not None:
                 self._launch(plan)
             idle = not self._in_flight
@@ -107,7 +111,7 @@ class EngineLoop:
             order = self._next_order() if wait else self._orders.get_nowait()
             while not isinstance(order, Stop):
                 if isinstance(order, ShowHolders):
-                    self._port.show(self._snapshot(holders=True))
+                    self._asked = True
                 else:
                     ended += self._obey(order)
                     changed = True
