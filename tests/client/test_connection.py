@@ -3,6 +3,9 @@
 What an engine says too late, too early, twice, or of requests that nobody knows, changes nothing.
 """
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import anyio
 import msgspec
 import pytest
@@ -20,6 +23,15 @@ async def opened(engine: Conversation, stream: Stream) -> int:
     number = await engine.admit()
     await stream.admitted.wait()
     return number
+
+
+@asynccontextmanager
+async def streaming(rig: Bench) -> AsyncIterator[tuple[Conversation, Stream, int]]:
+    """An engine that is ready, a stream that it has admitted, which ends by the end, and the number of its request."""
+    engine, stream = await rig.accept_ready(), Stream(rig.client)
+    async with anyio.create_task_group() as group:
+        group.start_soon(stream.run)
+        yield engine, stream, await opened(engine, stream)
 
 
 async def lost(engine: Conversation, how: str) -> None:
@@ -80,11 +92,7 @@ async def _serves_again(rig: Bench) -> None:
 def test_tokens_that_came_before_the_loss_are_given_out() -> None:
     async def scenario() -> None:
         async with bench() as rig:
-            engine = await rig.accept_ready()
-            stream = Stream(rig.client)
-            async with anyio.create_task_group() as group:
-                group.start_soon(stream.run)
-                number = await opened(engine, stream)
+            async with streaming(rig) as (engine, stream, number):
                 await engine.say(output(number, 1), output(number, 2))
                 await engine.hang_up()
             assert stream.tokens == [1, 2]
@@ -132,11 +140,7 @@ STRAY: tuple[msgspec.Struct, ...] = (
 def test_words_about_unknown_requests_change_nothing(stray: msgspec.Struct) -> None:
     async def scenario() -> None:
         async with bench() as rig:
-            engine = await rig.accept_ready()
-            stream = Stream(rig.client)
-            async with anyio.create_task_group() as group:
-                group.start_soon(stream.run)
-                number = await opened(engine, stream)
+            async with streaming(rig) as (engine, stream, number):
                 await engine.say(stray, output(number, 1), stray, wire.Ended(request=number, outcome=Outcome.OK))
             assert stream.tokens == [1]
             # And about one that was known a moment ago.
@@ -177,11 +181,7 @@ def test_words_that_come_before_the_answer_are_ignored(early: msgspec.Struct) ->
 def test_a_second_answer_is_ignored() -> None:
     async def scenario() -> None:
         async with bench() as rig:
-            engine = await rig.accept_ready()
-            stream = Stream(rig.client)
-            async with anyio.create_task_group() as group:
-                group.start_soon(stream.run)
-                number = await opened(engine, stream)
+            async with streaming(rig) as (engine, stream, number):
                 refused = wire.Refused(request=number, outcome=Outcome.QUEUE_FULL, code="queue_full", message="full")
                 await engine.say_and_be_heard(rig.client, wire.Admitted(request=number), refused)
                 assert stream.handle is not None
