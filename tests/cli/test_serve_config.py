@@ -11,7 +11,7 @@ import pytest
 from tenure import __version__
 from tenure.cli.main import app
 from tenure.cli.request_flags import RequestOptions
-from tenure.cli.serve import ServeOptions, print_ready, serve_config
+from tenure.cli.serve import RecoveryOptions, ServeOptions, print_ready, serve_config
 from tenure.config import ApiConfig, ApiSettings, EngineConfig, ServeConfig, cores
 from tenure.errors import CallerError, ResourceError
 from tenure.source import SourceKind, installed_aliases
@@ -148,7 +148,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
 }
 
 
-GROUPS = ("engine", "requests", "access", "limits", "observe")
+GROUPS = ("recovery", "engine", "requests", "access", "limits", "observe")
 
 
 def flat(options: ServeOptions, *groups: str) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def flat(options: ServeOptions, *groups: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", flat(ServeOptions(), "engine", "requests"))
+@pytest.mark.parametrize("name", flat(ServeOptions(), "recovery", "engine", "requests"))
 def test_every_flag_is_read_and_changes_what_is_run(name: str, model: str) -> None:
     arguments, value = FLAGS[name]
     read = options(model, *arguments)
@@ -182,7 +182,7 @@ def test_a_long_input_is_cut_or_read_in_chunks_and_not_both(model: str) -> None:
 def test_a_limit_that_no_process_could_keep(model: str, name: str, seconds: float) -> None:
     given: dict[str, Any] = {name: seconds}
     with pytest.raises(CallerError, match=f"--{name.replace('_', '-')} .* once a second"):
-        serve_config([model], ServeOptions(**given))
+        serve_config([model], ServeOptions(recovery=RecoveryOptions(**given)))
 
 
 def test_several_engines_of_each_model(model: str) -> None:

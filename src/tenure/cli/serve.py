@@ -27,6 +27,21 @@ Processes = Annotated[int, whole(1, 256)]
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecoveryOptions:
+    """When a process counts as dead, and what is done then; `ServeConfig` has fields of these names."""
+
+    on_engine_death: Literal["restart", "exit"] = "restart"
+    """What to do when an engine process dies: start it again, or end the server."""
+    engine_heartbeat_timeout: Seconds = 5.0
+    """Seconds after which an engine that is stopped, or sleeps and says nothing, is killed, at least 1.5; 0 is never.
+    Time in which it waits for a core does not count, here and below."""
+    engine_step_timeout: Seconds = 30.0
+    """Seconds of its own processor time after which an engine is killed in a step, at least 1.5; 0 is never."""
+    api_heartbeat_timeout: Seconds = 30.0
+    """Both limits for a process that serves HTTP, whose death cuts its connections."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """The flags of `tenure serve`; they carry vLLM's names where they mean the same."""
 
@@ -47,15 +62,7 @@ class ServeOptions:
     """Engines of each model, which share its requests; each has weights and a cache of its own."""
     shutdown_timeout: Seconds = 30.0
     """Seconds that open requests may take to finish when the server is told to stop."""
-    on_engine_death: Literal["restart", "exit"] = "restart"
-    """What to do when an engine process dies: start it again, or end the server."""
-    engine_heartbeat_timeout: Seconds = 5.0
-    """Seconds after which an engine that is stopped, or sleeps and says nothing, is killed, at least 1.5; 0 is never.
-    Time in which it waits for a core does not count, here and below."""
-    engine_step_timeout: Seconds = 30.0
-    """Seconds of its own processor time after which an engine is killed in a step, at least 1.5; 0 is never."""
-    api_heartbeat_timeout: Seconds = 30.0
-    """Both limits for a process that serves HTTP, whose death cuts its connections."""
+    recovery: Annotated[RecoveryOptions, Parameter(name="*", group="Recovery")] = field(default_factory=RecoveryOptions)
     engine: Annotated[EngineOptions, Parameter(name="*", group="Engines")] = field(default_factory=EngineOptions)
     requests: Annotated[RequestOptions, Parameter(name="*", group="Requests")] = field(default_factory=RequestOptions)
     access: Annotated[AccessOptions, Parameter(name="*", group="HTTP: access")] = field(default_factory=AccessOptions)
@@ -83,7 +90,7 @@ def run_server(models: Sequence[str], options: ServeOptions) -> int:
 def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
     """Resolve the command line; downloads what is not on this machine. Raises CallerError, ResourceError."""
     for name in _HEARTBEAT_TIMEOUTS:
-        if 0 < getattr(options, name) < _LEAST_HEARTBEAT_TIMEOUT:
+        if 0 < getattr(options.recovery, name) < _LEAST_HEARTBEAT_TIMEOUT:
             flag = f"--{name.replace('_', '-')}"
             raise CallerError(f"{flag} is 0 or at least 1.5: processes give a sign of life once a second")
     if options.requests.truncate_long_inputs and options.requests.chunk_long_inputs:
@@ -98,10 +105,7 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
         api=_api_config(choices, options),
         host=options.host,
         port=options.port,
-        on_engine_death=options.on_engine_death,
-        engine_heartbeat_timeout=options.engine_heartbeat_timeout,
-        engine_step_timeout=options.engine_step_timeout,
-        api_heartbeat_timeout=options.api_heartbeat_timeout,
+        **asdict(options.recovery),
     )
 
 
