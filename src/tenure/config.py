@@ -87,7 +87,8 @@ class CorsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TlsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Paths of PEM files. `cert_reqs` is that of the standard library's ssl: 0 none, 1 optional, 2 required."""
+    """Paths of PEM files; the flags and uvicorn have the same names behind `ssl_`. `cert_reqs` is that of the standard
+    library's ssl: 0 none, 1 optional, 2 required."""
 
     certfile: str
     keyfile: str | None = None

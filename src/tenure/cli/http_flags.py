@@ -153,13 +153,7 @@ def tls(options: AccessOptions) -> TlsConfig | None:
         return None
     if options.ssl_cert_reqs and options.ssl_ca_certs is None:
         raise CallerError("--ssl-cert-reqs needs --ssl-ca-certs, which says whose certificates are good")
-    config = TlsConfig(
-        certfile=options.ssl_certfile,
-        keyfile=options.ssl_keyfile,
-        ca_certs=options.ssl_ca_certs,
-        cert_reqs=options.ssl_cert_reqs,
-        ciphers=options.ssl_ciphers,
-    )
+    config = TlsConfig(**{name: getattr(options, f"ssl_{name}") for name in TlsConfig.__struct_fields__})
     _try_out(config)
     return config
 

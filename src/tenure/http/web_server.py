@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import uvicorn
+from msgspec.structs import asdict
 from starlette.types import ASGIApp
 
 from tenure.config import HttpLimits, TlsConfig
@@ -30,18 +30,6 @@ def web_server(app: ASGIApp, limits: HttpLimits, tls: TlsConfig | None = None) -
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        **_tls_settings(tls),
+        **({} if tls is None else {f"ssl_{name}": value for name, value in asdict(tls).items()}),
     )
     return _Server(config)
-
-
-def _tls_settings(tls: TlsConfig | None) -> dict[str, Any]:
-    if tls is None:
-        return {}
-    return {
-        "ssl_certfile": tls.certfile,
-        "ssl_keyfile": tls.keyfile,
-        "ssl_ca_certs": tls.ca_certs,
-        "ssl_cert_reqs": tls.cert_reqs,
-        "ssl_ciphers": tls.ciphers,
-    }

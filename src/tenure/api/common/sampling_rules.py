@@ -71,7 +71,8 @@ def sampling_params(
     `seed` is for a request that gives none; None or -1 draws one. Where a request names the tokens whose logprobs it
     wants, these are in place of the best ones.
     """
-    temperature = resolved_temperature(numbers, model)
+    top_k = int(_first(numbers, model, "top_k", 0))
+    repetition_penalty = float(_first(numbers, model, "repetition_penalty", 1.0))
     min_tokens = int(numbers.get("min_tokens", 0))
     if min_tokens > max_tokens:
         raise invalid_request(
@@ -82,13 +83,13 @@ def sampling_params(
     params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        temperature=temperature,
+        temperature=resolved_temperature(numbers, model),
         top_p=float(_first(numbers, model, "top_p", 1.0)),
-        top_k=_top_k(int(_first(numbers, model, "top_k", 0)), vocabulary_size),
+        top_k=top_k if 0 < top_k < vocabulary_size else 0,
         min_p=float(_first(numbers, model, "min_p", 0.0)),
         presence_penalty=float(numbers.get("presence_penalty", 0.0)),
         frequency_penalty=float(numbers.get("frequency_penalty", 0.0)),
-        repetition_penalty=_repetition_penalty(float(_first(numbers, model, "repetition_penalty", 1.0))),
+        repetition_penalty=min(max(repetition_penalty, 1 / MAX_PENALTY), MAX_PENALTY),
         seed=_seed(numbers.get("seed"), seed),
         eos_token_ids=model.eos_token_ids,
         ignore_eos=bool(request.ignore_eos),
@@ -212,14 +213,6 @@ def _first(numbers: Numbers, model: TextModel, name: str, otherwise: float) -> i
     return otherwise if default is None else default
 
 
-def _top_k(value: int, vocabulary_size: int) -> int:
-    return 0 if value <= 0 or value >= vocabulary_size else value
-
-
-def _repetition_penalty(value: float) -> float:
-    return min(max(value, 1 / MAX_PENALTY), MAX_PENALTY)
-
-
 def _ids(
     request: SamplingFields, name: str, vocabulary_size: int, tokenizer: Tokenizer, most: int | None = None
 ) -> tuple[int, ...]:
@@ -286,13 +279,11 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer, vocabulary_size: int)
 def _repetition_detection(field: RepetitionDetectionField | None) -> RepetitionDetection | None:
     if field is None or not field.max_pattern_size:
         return None
-    sizes = Range(1, MAX_PATTERN, whole=True)
+    sizes, counts = Range(1, MAX_PATTERN, whole=True), Range(2, MAX_REPETITIONS, whole=True)
+    repetitions = 2 if field.min_count is None else field.min_count
     max_size = int(check_number("repetition_detection.max_pattern_size", field.max_pattern_size, sizes))
     min_size = int(check_number("repetition_detection.min_pattern_size", field.min_pattern_size or 1, sizes))
-    counts = Range(2, MAX_REPETITIONS, whole=True)
-    min_count = 2
-    if field.min_count is not None:
-        min_count = int(check_number("repetition_detection.min_count", field.min_count, counts))
+    min_count = int(check_number("repetition_detection.min_count", repetitions, counts))
     if min_size > max_size:
         raise invalid_request(
             "`repetition_detection`: min_pattern_size exceeds max_pattern_size.", "repetition_detection"
