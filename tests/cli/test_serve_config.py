@@ -190,7 +190,7 @@ def test_several_engines_of_each_model(model: str) -> None:
     config = serve_config([f"a={model}", f"b={model}"], ServeOptions(data_parallel_size=2))
     assert [(engine.model.name, engine.index) for engine in config.engines] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
     assert [engine.title for engine in config.engines[:2]] == ["engine 0 of a", "engine 1 of a"]
-    assert {engine.threads for engine in config.engines} == {max(1, cores() // 4)}
+    assert {engine.threads for engine in config.engines} == {max(1, cores() // 2)}
     [alone] = serve_config([f"a={model}"], ServeOptions()).engines
     assert (alone.title, alone.threads) == ("engine of a", cores())
     given = serve_config([model], options("--threads", "3", "--data-parallel-size", "2"))

@@ -28,7 +28,7 @@ class EngineOptions:
     """Plan and launch the next step while one computes."""
     threads: Annotated[int, whole(0, 4096)] = 0
     """Threads that compute in each engine; 0 shares the cores that the server may use, by affinity and by the quota of
-    its container, out among all engines."""
+    its container, out among the engines of a model."""
     block_size: AtLeastOne = 16
     """Tokens in a KV block."""
     kv_cache_memory: Positive = 3.0

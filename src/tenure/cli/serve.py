@@ -98,7 +98,7 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
     models = models or demo_models()
     choices = with_tasks(choices_of(models, options.served_model_name), options.task)
     replicas = range(options.data_parallel_size)
-    share = max(1, cores() // (len(choices) * len(replicas)))
+    share = max(1, cores() // len(replicas))  # models are seldom all busy, and threads go where they are: decision 8
     engine = replace(options.engine, threads=options.engine.threads or share)
     return ServeConfig(
         engines=tuple(_engine_config(choice, index, engine, options) for choice in choices for index in replicas),
