@@ -30,7 +30,7 @@ FULL = ("--max-num-seqs", str(SLOTS), "--max-num-queued-reqs", "0")
 def crew(servers: Servers, script: str) -> Iterator[ServerProcess]:
     """Two of each, with room for few requests."""
     with ExitStack() as stack:
-        yield servers.start(stack, script, *TWO_OF_EACH, *FULL, "--engine-heartbeat-timeout", "2")
+        yield servers.start(stack, script, *TWO_OF_EACH, *FULL, "--engine-heartbeat-timeout", "2", "--async-scheduling")
 
 
 class Streams:

@@ -33,6 +33,8 @@ from tenure.kernels.sampling import SAMPLING_LAYOUT, SamplingLines, scratch_size
 from tenure.kernels.text_attention import TEXT_LAYOUT, TextPlan
 
 LIBRARY = Path(__file__).with_name("_native.so")
+_ROWS_PER_THREAD = 16
+"""That are sampled in less time than another thread needs to wake on a busy machine."""
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 LAYOUTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
@@ -174,7 +176,7 @@ class NativeKernels:
         """The token of each row, for the occupant of its slot, or one of the negative numbers of `kernels.sampling`."""
         assert logits_RV.stride(1) == 1
         rows, width = logits_RV.shape
-        threads = min(torch.get_num_threads(), rows)
+        threads = max(1, min(torch.get_num_threads(), rows // _ROWS_PER_THREAD))
         scratch = torch.empty(threads * scratch_size(width))
         tokens_R = np.empty(rows, dtype=np.int64)
         self._sample(
