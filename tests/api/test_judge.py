@@ -8,7 +8,9 @@ import pytest
 from tenure.checkpoints.profile import ModelProfile, Scoring
 from tenure.errors import CallerError
 from tenure.pooling import PoolingTask
+from tenure.prompts.chat_template import ChatTemplate
 from tenure.prompts.reranker_prompt import DEFAULT_INSTRUCTION, reranker_prompt
+from tenure.prompts.score_template import template_prompt
 from tests.api.generation_rig import assert_refused
 from tests.api.pooling_rig import pooling_rig
 
@@ -138,3 +140,14 @@ def test_a_model_that_judges_does_not_chat():
     rig = judge_rig()
     reply = rig.post("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]})
     assert_refused(rig, reply, code="model_not_supported")
+
+
+@pytest.mark.parametrize("path", ["/score", "/rerank"])
+def test_arguments_reach_the_template_of_a_model_that_has_one(path):
+    """Whatever they are called; a template has them where it asks for them."""
+    source = "{{ tone }} {{ query }} {% for message in messages %}{{ message.content }} {% endfor %}"
+    rig = pooling_rig(JUDGE, likes_length, score_prompt=template_prompt(ChatTemplate(source, {})), framed=False)
+    body = {"queries" if path == "/score" else "query": "q", "documents": ["a"]}
+    kwargs = {"tone": "kind", "query": "name", "messages": [], "unused": 1}
+    assert rig.post(path, body | {"chat_template_kwargs": kwargs}).status_code == 200
+    assert read(rig) == ["kind name q a "]

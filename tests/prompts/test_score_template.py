@@ -33,6 +33,7 @@ def test_the_texts_stand_where_the_template_has_them(source: str, plain: str, in
     assert write("q", "d", None) == plain
     assert write("q", "d", "sort") == instructed
     assert "{{ 1 + 1 }}" in write("{{ 1 + 1 }}", "d", None), "texts are no templates"
+    assert write("q", "d", "sort", instruction="not this", messages=[]) == instructed
 
 
 @pytest.mark.parametrize("source", [CHAT, STRICT, "nothing of it"])

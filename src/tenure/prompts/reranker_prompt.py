@@ -4,6 +4,8 @@ A system turn says what to judge, a user turn holds the texts, and the answer, `
 an empty piece of thought. The turns are ChatML, which such models are trained on.
 """
 
+from typing import Any
+
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 
 _SYSTEM = (
@@ -12,7 +14,7 @@ _SYSTEM = (
 )
 
 
-def reranker_prompt(query: str, document: str, instruction: str | None = None) -> str:
+def reranker_prompt(query: str, document: str, instruction: str | None = None, /, **_: Any) -> str:
     """What the model reads, special tokens included. The texts stand in it as they are."""
     instruction = DEFAULT_INSTRUCTION if instruction is None else instruction
     return (

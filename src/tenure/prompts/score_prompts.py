@@ -7,9 +7,10 @@ queries and documents are: to that they are cut in any case, and queries may be 
 texts are long.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from tenure.checkpoints.late_interaction import Expansion
 from tenure.checkpoints.profile import DOCUMENT_PROMPTS, QUERY_PROMPTS, ModelProfile
@@ -38,6 +39,8 @@ class PairRules:
     """Most tokens of a query, without special ones; 0 = any number."""
     per_document: int = 0
     instruction: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further names for the template of a model that is asked by one."""
 
     @property
     def room(self) -> int:
@@ -106,7 +109,7 @@ def written_prompts(queries: Sequence[str], documents: Sequence[str], rules: Pai
     queries = _cut_texts(queries, rules.per_query, rules)
     documents = _cut_texts(documents, rules.per_document, rules)
     paired = [queries[position if len(queries) > 1 else 0] for position in range(len(documents))]
-    write = partial(_written, write)
+    write = partial(_written, write, **rules.template_kwargs)
     texts = [write(query, document, rules.instruction) for query, document in zip(paired, documents, strict=True)]
     prompts = Prompts(encode_texts(rules.model.tokenizer, texts))
     for position, (query, document) in enumerate(zip(paired, documents, strict=True)):
@@ -117,9 +120,9 @@ def written_prompts(queries: Sequence[str], documents: Sequence[str], rules: Pai
     return prompts
 
 
-def _written(write: ScorePrompt, query: str, document: str, instruction: str | None) -> str:
+def _written(write: ScorePrompt, query: str, document: str, instruction: str | None, /, **names: Any) -> str:
     try:
-        return write(query, document, instruction)
+        return write(query, document, instruction, **names)
     except CallerError as error:
         raise invalid_request(f"The model's score template refuses these texts: {error}.") from None
 

@@ -5,6 +5,7 @@ made for other servers look for it under that name.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from tenure.errors import CallerError
 from tenure.prompts.chat_template import ChatTemplate
@@ -12,16 +13,16 @@ from tenure.prompts.chat_template import ChatTemplate
 _PROBES = ("the probed query", "the probed document")
 
 
-def template_prompt(template: ChatTemplate) -> Callable[[str, str, str | None], str] | None:
-    """What writes a query, a document and an instruction by this template; None for one that does not show both texts.
+def template_prompt(template: ChatTemplate) -> Callable[..., str] | None:
+    """The `ScorePrompt` of this template; None for one that does not show both texts.
 
     It raises CallerError for texts that the template refuses.
     """
 
-    def write(query: str, document: str, instruction: str | None) -> str:
+    def write(query: str, document: str, instruction: str | None, /, **names: Any) -> str:
         asked = [] if instruction is None else [{"role": "system", "content": instruction}]
         messages = [*asked, {"role": "query", "content": query}, {"role": "document", "content": document}]
-        named = {} if instruction is None else {"instruction": instruction}
+        named = names if instruction is None else {**names, "instruction": instruction}
         return template.render(messages, add_generation_prompt=False, extra=named)
 
     try:

@@ -16,9 +16,10 @@ from tenure.source import ResolvedSource
 from tenure.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger("tenure.api")
+ScorePrompt = Callable[..., str]
+"""Writes a query, a document and an instruction (None for the model's own) as one prompt. Further names, as keywords,
+are for a template."""
 
-ScorePrompt = Callable[[str, str, str | None], str]
-"""Writes a query, a document and an instruction (None for the model's own) as one prompt."""
 
 _ANSWER = "ANSWER"
 

@@ -153,6 +153,7 @@ def _job(request: PairFields, pairs: Pairs, chosen: Chosen, settings: ApiSetting
         per_query=_number(request, "max_tokens_per_query"),
         per_document=_number(request, "max_tokens_per_doc"),
         instruction=_instruction(request, profile),
+        template_kwargs=request.chat_template_kwargs or {},
     )
     prompts = _prompts(profile, pairs, rules)
     return PoolingJob(

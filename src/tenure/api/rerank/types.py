@@ -27,7 +27,7 @@ class PairFields(PoolingFields, frozen=True, kw_only=True):
     instruction: str | None = None
     """What makes a document fit a query; for models whose prompt has a place for it."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Another place for `instruction`; the rest is without effect."""
+    """Another place for `instruction`; the rest is for the template of a model that is asked by one."""
 
 
 class ScoreRequest(PairFields, frozen=True, kw_only=True):
