@@ -71,7 +71,7 @@ DEFAULT_HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
     "request_choices": (1, 2, 4, 8, 16, 32, 64, 128),
     "request_max_tokens": TOKEN_BUCKETS,
 }
-"""`docs/metrics.md` says what each means."""
+"""`metrics.md` says what each means."""
 
 
 class WorkStage(StrEnum):

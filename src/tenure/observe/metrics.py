@@ -2,21 +2,24 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import Any
 
+from msgspec import UNSET, Struct
 from msgspec.structs import asdict
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
-    InfoMetricFamily,
     Metric,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 
 from tenure.observe.counters import CountersSnapshot, WorkStage
 from tenure.observe.metric_table import FIGURES, TABLE, Kind
-from tenure.wire.messages import BlockCounts, EngineLedger, HistogramCounts, ModelCard, SlotCounts
+from tenure.wire.messages import EngineLedger, HistogramCounts, ModelCard
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -25,39 +28,6 @@ Sample = tuple[tuple[str, ...], Value]
 """Values of the labels, and the figure."""
 ReadEngine = Callable[[EngineLedger], Value | Mapping[str, Value]]
 """A figure of one engine, or several by the value of one more label."""
-
-
-def _permits(engine: EngineLedger, field: str) -> dict[str, Value]:
-    kinds = {kind: getattr(getattr(engine.permits, kind), field) for kind in ("requests", "items", "tokens")}
-    return {kind: count for kind, count in kinds.items() if isinstance(count, int)}
-
-
-def _states(counts: BlockCounts | SlotCounts) -> dict[str, Value]:
-    return {state: count for state, count in asdict(counts).items() if state != "total"}
-
-
-_ENGINE: Mapping[str, ReadEngine] = {
-    "tenure_ledger_conserved": lambda e: int(e.conserved),
-    "tenure_queue_seconds": lambda e: e.figures.queue_seconds,
-    "tenure_prefill_seconds": lambda e: e.figures.prefill_seconds,
-    "tenure_decode_seconds": lambda e: e.figures.decode_seconds,
-    "tenure_inference_seconds": lambda e: e.figures.inference_seconds,
-    "tenure_step_seconds": lambda e: e.figures.step_seconds,
-    "tenure_step_rows": lambda e: e.figures.step_rows,
-    "tenure_step_tokens": lambda e: e.figures.step_tokens,
-    "tenure_engine_steps_total": lambda e: e.steps,
-    "tenure_kv_blocks": lambda e: _states(e.blocks),
-    "tenure_slots": lambda e: _states(e.slots),
-    "tenure_items": lambda e: asdict(e.items),
-    "tenure_permits_held": lambda e: _permits(e, "held"),
-    "tenure_permits_limit": lambda e: _permits(e, "limit"),
-    "tenure_tokens_total": lambda e: asdict(e.tokens),
-    "tenure_prompt_tokens_total": lambda e: e.figures.prompt_tokens,
-    "tenure_prefix_cache_queried_tokens_total": lambda e: e.figures.queried_tokens,
-    "tenure_items_finished_total": lambda e: e.finish_reasons,
-    "tenure_preemptions_total": lambda e: e.preemptions,
-    "tenure_unmatched_messages_total": lambda e: e.unmatched_messages,
-}
 
 
 @dataclass(frozen=True)
@@ -75,19 +45,16 @@ class Readings:
         return [engine for engine in self.engines if engine.answering]
 
 
-class _Snapshot(Collector):
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
+class _Families(list[Metric], Collector):
+    """What a registry would have collected."""
 
     def collect(self) -> Iterable[Metric]:
-        return self._families
+        return self
 
 
 def metrics_text(families: Iterable[Metric]) -> bytes:
     """The Prometheus text of these families."""
-    registry = CollectorRegistry()
-    registry.register(_Snapshot(list(families)))
-    return generate_latest(registry)
+    return generate_latest(_Families(families))
 
 
 def tenure_families(readings: Readings) -> Iterator[Metric]:
@@ -95,12 +62,24 @@ def tenure_families(readings: Readings) -> Iterator[Metric]:
     found: dict[str, list[Sample]] = {
         "tenure_build_info": [((readings.version,), 1.0)],
         "tenure_engine_up": [(_labels(engine), int(engine.answering)) for engine in readings.engines],
-        **{name: engine_samples(readings, read) for name, read in _ENGINE.items()},
+        **{figure.name: engine_samples(readings, partial(_at, figure.path)) for figure in TABLE if figure.path},
         **_http(readings),
     }
     for figure in TABLE:
         yield family(figure.kind, figure.name, figure.meaning, figure.labels, found.pop(figure.name, []))
     assert not found, f"figures that are not in the table: {sorted(found)}"
+
+
+def _at(path: str, engine: EngineLedger) -> Value | Mapping[str, Value]:
+    """What stands at the path of a figure of the table."""
+    group, several, field = path.partition(".*.")
+    value: Any = attrgetter(group)(engine)
+    if several:
+        found = {kind: getattr(one, field) for kind, one in asdict(value).items()}
+        return {kind: count for kind, count in found.items() if count is not UNSET}
+    if isinstance(value, Struct) and not isinstance(value, HistogramCounts):
+        return {state: count for state, count in asdict(value).items() if state != "total"}
+    return value  # type: ignore[no-any-return]
 
 
 def engine_samples(readings: Readings, read: ReadEngine) -> list[Sample]:
@@ -123,11 +102,6 @@ def family(kind: Kind, name: str, text: str, labels: Sequence[str], samples: Ite
             assert isinstance(counts, HistogramCounts)
             histogram.add_metric(values, _buckets(counts), counts.sum)
         return histogram
-    if kind is Kind.INFO:
-        info = InfoMetricFamily(name.removesuffix("_info"), text)
-        for values, _ in samples:
-            info.add_metric((), dict(zip(labels, values, strict=True)))
-        return info
     made = (GaugeMetricFamily if kind is Kind.GAUGE else CounterMetricFamily)(name, text, labels=labels)
     for values, value in samples:
         assert not isinstance(value, HistogramCounts)
