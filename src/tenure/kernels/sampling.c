@@ -8,9 +8,11 @@
  */
 
 #include <float.h>
-#include <omp.h>
 
 #include "vectors.h"
+
+/* Some compilers' omp.h brings a function `select` of the system's. */
+int omp_get_thread_num(void);
 
 /* Numbers per block of the two-level sums: what is drawn lies in the block at which the sum of blocks passes. */
 enum { BLOCK = 8 * WIDTH };

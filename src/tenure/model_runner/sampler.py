@@ -84,10 +84,6 @@ class Sampler:
             return [], NOT_FINITE
         return token_logprobs(logits_RV, tokens, [best] * len(tokens), [()] * len(tokens)), None
 
-    def rows_per_slice(self, vocabulary: int) -> int:
-        """How many rows of logits to hold at a time."""
-        return max(1, self.slice_elements // vocabulary)
-
     def _draw(self, logits_RV: Tensor, slots: Slots, slots_R: IntArray) -> IntArray:
         produced_R = slots.lengths[slots_R] - slots.prompt_lengths[slots_R]
         seeds_R, choices_R = slots.seeds[slots_R].T
@@ -119,7 +115,7 @@ class Sampler:
         return reports
 
     def _slices(self, rows: Sequence[int], vocabulary: int) -> Iterator[list[int]]:
-        size = self.rows_per_slice(vocabulary)
+        size = max(1, self.slice_elements // vocabulary)
         for first in range(0, len(rows), size):
             yield list(rows[first : first + size])
 
