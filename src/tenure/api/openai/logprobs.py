@@ -18,20 +18,18 @@ def chat_logprobs(
     tokenizer: TokenBytes, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], *, as_ids: bool, itself: bool
 ) -> ChatLogprobs:
     """One entry per token, with all alternatives that were reported for it; with `itself` the token is one of them."""
+
+    def entry(token: int, logprob: float) -> tuple[str, float, list[int]]:
+        shown = display_token(tokenizer, token, as_ids)
+        return shown.text, _finite(logprob), shown.bytes
+
     content = []
     for token, reported in zip(tokens, logprobs, strict=True):
-        shown = display_token(tokenizer, token, as_ids)
         pairs = list(_pairs(reported))
         if itself and token not in reported.ids:
-            pairs.insert(0, (token, _finite(reported.logprob)))
-        content.append(
-            TokenLogprob(
-                token=shown.text,
-                logprob=_finite(reported.logprob),
-                bytes=shown.bytes,
-                top_logprobs=[_top(tokenizer, *pair, as_ids=as_ids) for pair in pairs],
-            )
-        )
+            pairs.insert(0, (token, reported.logprob))
+        top = [TopLogprob(*entry(*pair)) for pair in pairs]
+        content.append(TokenLogprob(*entry(token, reported.logprob), top))
     return ChatLogprobs(content)
 
 
@@ -91,11 +89,6 @@ def _pairs(reported: TokenLogprobs, limit: int | None = None) -> Iterator[tuple[
     count = len(reported.ids) if limit is None or limit < 0 else limit
     for token, logprob in zip(reported.ids[:count], reported.logprobs[:count], strict=True):
         yield token, _finite(logprob)
-
-
-def _top(tokenizer: TokenBytes, token: int, logprob: float, *, as_ids: bool) -> TopLogprob:
-    shown = display_token(tokenizer, token, as_ids)
-    return TopLogprob(shown.text, logprob, shown.bytes)
 
 
 def _finite(logprob: float) -> float:
