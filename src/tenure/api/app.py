@@ -20,7 +20,7 @@ from tenure.http.routes import RouteTable
 
 
 def route_table(root_path: str = "") -> RouteTable:
-    """Every route that there is."""
+    """The table of all routes."""
     return RouteTable((*openai.ROUTES, *embed.ROUTES, *rerank.ROUTES, *operations.ROUTES), root_path)
 
 

@@ -14,7 +14,7 @@ logger = logging.getLogger("tenure.api")
 
 
 class Dispatcher:
-    """An ASGI application for inside the guard, behind whatever middleware there is between them."""
+    """The ASGI application inside the guard and any middleware: calls the handler of the matched route."""
 
     def __init__(self, context: AppContext, limits: HttpLimits) -> None:
         self._context = context
@@ -39,8 +39,8 @@ async def _answer_failure(call: Call, exchange: Exchange, exc: Exception) -> Non
         logger.error("request %s failed: %s", call.request_id, error.message, exc_info=ours)
     if exchange.decided and exchange.error is None:
         return
-    told = exchange.fail(error)
+    recorded = exchange.fail(error)
     if exchange.stage is Stage.OPEN:
-        await call.respond_error(told)
+        await call.respond_error(recorded)
     elif exchange.stage is Stage.STARTED:
-        raise told from exc
+        raise recorded from exc

@@ -1,7 +1,7 @@
 """An API process: `python -m tenure.api.main COUNTERS LISTENER... REPORT PARENT`, configuration on standard input.
 
-One task group owns everything in it: the connections to the engines, the HTTP server, the life line, the drain.
-It ends when it is told to (SIGTERM) and has drained, or when the supervisor is gone.
+One task group owns everything in it: the connections to the engines, the HTTP server, the watch of the supervisor's
+pipe, the drain. It ends after SIGTERM when it has drained, or at once when the supervisor is gone.
 """
 
 import logging
@@ -45,15 +45,15 @@ from tenure.wire.messages import CancelByName, CancelledRequest
 logger = logging.getLogger("tenure.api")
 
 _OTHER_DESCRIPTORS = 512
-"""For connections that are told that there are too many, engines, files."""
+"""Reserved for engines, files, and connections that are refused because there are too many."""
 _MOST_DIGITS = 640
-"""Of an integer in a body, the fewest that Python lets one set: reading a long one takes the square of its length."""
-_LAST_WORDS_TIMEOUT = 5.0
-"""How long clients have, when the time to drain is over, to read that their requests are ended."""
+"""Most digits of an integer in a body, the least that Python allows: parsing takes quadratic time."""
+_FINAL_ERRORS_TIMEOUT = 5.0
+"""Seconds for clients to read their error after the drain's timeout has ended their requests."""
 
 
 def main() -> None:
-    """Serve HTTP until told to stop."""
+    """Serve HTTP until SIGTERM."""
     counters, *descriptors, report, parent = (int(argument) for argument in sys.argv[1:])
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to answer
@@ -94,7 +94,7 @@ async def _serve(
 ) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM) as signals:
         async with anyio.create_task_group() as group:
-            group.start_soon(_watch_lifeline)
+            group.start_soon(_exit_with_supervisor)
             counter = shared.worker(config.worker)
             observer = RequestObserver(counter, log_bodies=config.report.log_bodies, tracer=tracer)
             process = new_process_name()
@@ -161,7 +161,7 @@ def _fleet(
 
 
 def _within_descriptors(limits: HttpLimits) -> HttpLimits:
-    """Hold no more connections than the system lets this process have, with some left for all else."""
+    """Lower the limit of connections to what the process's limit of descriptors allows, less a reserve."""
     allowed = allow_descriptors(limits.max_connections + _OTHER_DESCRIPTORS) - _OTHER_DESCRIPTORS
     if allowed >= limits.max_connections:
         return limits
@@ -184,21 +184,21 @@ async def _report_alive(report: int) -> None:
 async def _drain_on_signal(
     signals: AsyncIterator[signal.Signals], guard: Guard, server: uvicorn.Server, timeout: float
 ) -> None:
-    """On SIGTERM: refuse new work, let open work finish for a while, end the rest, and then stop the server."""
+    """On SIGTERM: refuse new work, wait `timeout` seconds for open work, end the rest, and stop the server."""
     async for _ in signals:
         guard.drain("the server is shutting down")
         with anyio.move_on_after(timeout):
             await guard.wait_empty()
         guard.end_open("the server is shutting down")
-        with anyio.move_on_after(_LAST_WORDS_TIMEOUT) as last_words:
+        with anyio.move_on_after(_FINAL_ERRORS_TIMEOUT) as last_words:
             await guard.wait_empty()
         server.force_exit = last_words.cancelled_caught
         server.should_exit = True
 
 
-async def _watch_lifeline() -> None:
+async def _exit_with_supervisor() -> None:
     await end_of_file(sys.stdin.fileno())
-    os._exit(0)  # without the supervisor there is nothing left to tidy up for
+    os._exit(0)  # without the supervisor nothing has to be cleaned up
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class ErrorEnvelope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RerankErrorEnvelope(ErrorEnvelope, frozen=True, kw_only=True):
-    """Errors of the rerank routes have it twice more, for clients that read one of these."""
+    """The envelope of the rerank routes, which repeat the message in `detail` and `message`."""
 
     detail: str
     message: str
@@ -137,7 +137,7 @@ def _failures(route: Route, about: Description, references: Mapping[type, Any]) 
 
 
 def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
-    """Bring what was noted in the types into plain JSON schema, with the ranges of the fields."""
+    """Turn the `x-` annotations of the types into plain JSON schema, with the ranges of the fields."""
     properties = {}
     for name, entry in schema.get("properties", {}).items():
         plain = _plain(entry)

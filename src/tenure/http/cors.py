@@ -1,8 +1,8 @@
-"""What web pages of other origins may do: Starlette's middleware in two halves, with the guard between them.
+"""CORS: Starlette's middleware, split into a part inside the guard and a part around it.
 
-The inner half answers preflights, so that they are watched and bounded as every other request; they need no key, and
-are no work. The outer half adds the headers to whatever leaves the guard, errors included, without which a page could
-not read why it was refused. Without origins there is neither half: browsers then keep the pages away.
+The inner part answers preflights, so that they are watched and bounded as every other request; they need no key and
+do not count as work. The outer part adds the CORS headers to every response of the guard, errors included: without
+them a page could not read an error. Without `allowed_origins` neither part is installed.
 """
 
 from starlette.datastructures import Headers
@@ -15,17 +15,17 @@ _EXPOSED = ("X-Request-Id", "X-Tenure-Request-Id", "Retry-After")
 
 
 def answer_preflights(app: ASGIApp, config: CorsConfig) -> ASGIApp:
-    """Return what the guard runs."""
+    """Return `app` behind the answer to preflights; `app` itself when no origin is allowed."""
     return Preflights(app, config) if config.origins else app
 
 
 def add_cors_headers(guard: ASGIApp, config: CorsConfig) -> ASGIApp:
-    """Return what the server runs."""
+    """Return `guard` with CORS headers on its responses; `guard` itself when no origin is allowed."""
     return Marked(guard, config) if config.origins else guard
 
 
 class Preflights:
-    """The inner half."""
+    """ASGI middleware: answers preflights and passes every other request to `app`."""
 
     def __init__(self, app: ASGIApp, config: CorsConfig) -> None:
         self._app = app
@@ -41,7 +41,7 @@ class Preflights:
 
 
 class Marked:
-    """The outer half."""
+    """ASGI middleware: adds the CORS headers to every response of `guard`."""
 
     def __init__(self, guard: ASGIApp, config: CorsConfig) -> None:
         self._middleware = _middleware(guard, config)

@@ -1,7 +1,7 @@
-"""Every error that a client can be given: status, code, type, and its envelope.
+"""Every error that a client can get: status, code, type, and the JSON envelope.
 
-Messages are made fit for the wire here and nowhere else: lone surrogates are escaped, echoed values are cut, and a
-number that JSON cannot carry is quoted.
+Messages are cleaned here and nowhere else: lone surrogates are escaped, echoed values are truncated, and a number
+that JSON cannot represent is quoted.
 """
 
 import math
@@ -19,11 +19,11 @@ DEFAULT_RETRY_AFTER = 1.0
 
 
 class Dialect(StrEnum):
-    """What a route's clients read of an error beside the envelope."""
+    """Which fields an error body has besides the envelope `error`."""
 
     PLAIN = "plain"
     RERANK = "rerank"
-    """The text again, on top: `detail` is read by Jina's clients, `message` by Cohere's."""
+    """The message again in `detail` (read by Jina's clients) and `message` (read by Cohere's)."""
 
 
 class ApiError(EndingError):
@@ -102,7 +102,7 @@ def invalid_request(message: str, param: str | None = None) -> ApiError:
 
 
 def unsupported(field: str) -> ApiError:
-    """A field that is known, and not served yet."""
+    """A field of the API that this server does not support."""
     return invalid_request(f"`{field}` is not supported yet.", field)
 
 
@@ -189,7 +189,7 @@ def deadline_exceeded(message: str) -> ApiError:
 
 
 def out_of_time() -> ApiError:
-    """The request's own time limit, or the server's, has passed before an engine had it."""
+    """The time limit of the request, or of the server, passed before an engine admitted the request."""
     return deadline_exceeded("The request took longer than it may.")
 
 
@@ -206,7 +206,7 @@ def internal_error(message: str = "The server failed to handle this request.") -
 
 
 def client_stalled() -> ApiError:
-    """Never delivered: the connection is aborted."""
+    """The client stopped reading. Never sent: the connection is aborted instead."""
     message = "The client stopped reading the response."
     return ApiError(408, "request_timeout", message, type="RequestTimeoutError", outcome=Outcome.STALLED)
 
@@ -216,7 +216,7 @@ def from_outcome(
 ) -> ApiError:
     """The error for a request that an engine refused or ended with `outcome`; `code` refines `invalid`.
 
-    An engine's messages are written for callers: they name the fault and hold nothing of the inside.
+    `message` is sent to the client as it is, so an engine's messages must hold no internal details.
     """
     match outcome:
         case Outcome.INVALID:

@@ -1,4 +1,4 @@
-"""The writer of server-sent events. One per response; it is the only one that sends body bytes of it."""
+"""The writer of server-sent events. One per response; nothing else may send body bytes of that response."""
 
 from collections.abc import Callable
 
@@ -13,9 +13,9 @@ HEADERS = [
 
 
 class EventStream:
-    """Events out, in order; the response's status and headers go with the first bytes.
+    """Writes events in order; status 200 and the headers are sent with the first bytes.
 
-    `check` raises what the request has failed of meanwhile, if it has.
+    `check` raises the ApiError with which the request has failed meanwhile, if it has.
     """
 
     def __init__(self, send: Send, check: Callable[[], None]) -> None:
@@ -37,7 +37,7 @@ class EventStream:
         await self._write(b"data: [DONE]\n\n", last=True)
 
     async def end_with(self, block: bytes) -> None:
-        """End the stream with a last block of bytes that is already framed."""
+        """End the stream with `block`: a complete event, blank line included."""
         await self._write(block, last=True)
 
     async def keep_alive(self, interval: float) -> None:

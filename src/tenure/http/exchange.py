@@ -1,11 +1,11 @@
-"""One HTTP request as the guard sees it, from its headers to its count out.
+"""The guard's record of one HTTP request, from its headers until it is counted with its outcome.
 
 States (`Stage`): `open` (nothing sent) -> `started` (headers sent) -> `finished` (last byte handed over). Orthogonal to
 these an exchange may be *gone* (the client left first) or *failed* (`error` is set); the first of finished, gone and
 failed decides the outcome, and `outcome()` is a pure function of what was stored.
 
-Owners: the guard makes an exchange and alone counts it; its outlet moves `stage`; its watcher sets `gone_at`; whoever
-first sees a failure calls `fail`; the guard notes a refusal that the protocol has written.
+Owners: the guard makes an exchange and alone counts it; its outlet changes `stage`; its watcher sets `gone_at`; any
+code of the request may call `fail`, of which the first call counts; the guard records a refusal by the protocol.
 
 Invariants: `stage` only moves forward; `gone_at` and `error` are each set at most once and never both, and never after
 `finished`, except that an error answer is finished after `error` was set.
@@ -59,7 +59,7 @@ class Exchange:
 
     @property
     def work(self) -> bool:
-        """Whether it is counted."""
+        """Whether the route counts as work: load, metrics and outcomes count work requests alone."""
         return self.head.route.work and not self.head.asks_options
 
     @property
@@ -68,25 +68,25 @@ class Exchange:
         return self.stage is Stage.FINISHED or self.gone_at is not None or self.error is not None
 
     def time_left(self) -> float | None:
-        """Seconds until it must be over, below 0 when it should be; None without a limit."""
+        """Seconds until the request's deadline, negative when it has passed; None without a deadline."""
         timeout = self.options.timeout
         return None if timeout is None else self.head.received_at + timeout - time.monotonic()
 
     def fail(self, error: ApiError) -> ApiError:
-        """Record why the request fails; what was decided before stands. Returns what its client is to be told."""
+        """Record `error` unless the outcome is decided already. Returns the error to send to the client."""
         if not self.decided:
             self.error = error
         return self.error or error
 
     def note_refusal(self, error: ApiError) -> None:
-        """Record that the protocol has refused the request, and answered it past the outlet."""
+        """Record that the protocol has refused the request and has written the response itself."""
         if not self.decided:
             self.error, self.status = error, error.status
 
     def check(self) -> None:
-        """Raise what the request failed of, if it has: nobody may tell its client otherwise any more.
+        """Raise the recorded error, if there is one. Called before a success is sent.
 
-        A handler that was woken in the same turn goes on until it next waits, and only then is cancelled.
+        Needed because a handler that was woken in the same cycle of the event loop runs on until its next await.
         """
         if self.error is not None:
             raise self.error
@@ -98,7 +98,7 @@ class Exchange:
         self.over.set()
 
     def outcome(self) -> Outcome:
-        """The one outcome, once nothing runs any more."""
+        """The outcome of the request; final once its tasks have ended."""
         if self.gone_at is not None:
             return Outcome.CLIENT_CANCELLED
         if self.error is not None:
@@ -111,25 +111,25 @@ class Exchange:
 
 
 class Observer(Protocol):
-    """What a guard tells of its exchanges, each of these once and in this order."""
+    """Callbacks of the guard for one exchange, each called once at most and in this order."""
 
     def opened(self, exchange: Exchange) -> object:
-        """One has come. What is returned stays with it as its `journal`."""
+        """The request's head was read. The returned value becomes `exchange.journal`."""
 
     def received(self, exchange: Exchange) -> None:
-        """Its body is complete; not told of one without a body."""
+        """The body is complete; not called for a request without a body."""
 
     def closed(self, exchange: Exchange) -> None:
-        """It is over, and `outcome()` is final."""
+        """The request is over and `outcome()` is final."""
 
 
 def inner_scope(scope: Scope, exchange: Exchange) -> Scope:
-    """What the guard hands inwards, for the innermost application to find the exchange in."""
+    """Return a copy of `scope` that holds `exchange` under `EXCHANGE_KEY`."""
     return {**scope, "extensions": {**scope.get("extensions", {}), EXCHANGE_KEY: exchange}}
 
 
 def replay(exchange: Exchange) -> Receive:
-    """A `receive` that gives the body once, and `http.disconnect` when the exchange is over."""
+    """Return an ASGI `receive` that gives the body once, then `http.disconnect` when the exchange is over."""
     given = False
 
     async def receive() -> Message:

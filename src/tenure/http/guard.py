@@ -1,17 +1,17 @@
-"""The guard: the outermost application. It owns `receive` and the end of every request.
+"""The guard: the outermost ASGI application. It owns `receive` and the end of every request.
 
 For each HTTP request it finds the route, counts the request in, checks it (key, labels, media type, length, body),
 runs the application inside and one disconnect watcher in a task group, and counts the request out with its outcome.
 
-Owner of: the exchanges that are open, hence the load; nobody else may count. An exchange is made, opened and closed by
-one `with` block (`_counted`) of the task that serves it, so a second or a late count has no representation.
+Owner of: the open exchanges, hence the load; nobody else may count. An exchange is opened and closed by one `with`
+block (`_counted`) of the task that serves it, so none can be counted twice or late.
 
 The watcher waits for the connection's end where the protocol offers one (`tenure.connection`), else for
-`http.disconnect`. When the client leaves first it cancels the exchange's scope; what the application awaits in its own
-shields (the engine's acknowledgement) is over before the request counts as `client_cancelled`.
+`http.disconnect`. When the client leaves first it cancels the exchange's scope; shielded awaits of the application
+(the engine's acknowledgement) end before the request counts as `client_cancelled`.
 
-Middleware inside gets a `receive` that replays the body and then waits for the exchange to be over. Neither it nor
-middleware outside is on the way between the client's leaving and the watcher."""
+Middleware inside gets a `receive` that replays the body and then waits for the exchange to be over. No middleware,
+inside or outside, can hide a disconnect from the watcher."""
 
 import logging
 import time
@@ -37,7 +37,7 @@ logger = logging.getLogger("tenure.http")
 
 @dataclass(frozen=True, slots=True)
 class GuardSnapshot:
-    """Open work requests; disconnect watchers, and bytes of bodies, of all requests."""
+    """`open` counts work requests alone; `watchers` and `body_bytes` are those of all requests."""
 
     open: int
     watchers: int
@@ -46,7 +46,7 @@ class GuardSnapshot:
 
 
 class Guard:
-    """ASGI application around `app`, which answers the exchange that `inner_scope` holds. It is given HTTP alone."""
+    """ASGI application around `app`, which finds its exchange in the scope (`inner_scope`). For HTTP scopes alone."""
 
     def __init__(
         self,
@@ -78,18 +78,18 @@ class Guard:
         )
 
     def drain(self, reason: str) -> None:
-        """From now on new work is answered 503 with `reason`; what is open goes on."""
+        """Answer new work with 503 and `reason` from now on; open requests go on."""
         self._draining = errors.engine_unavailable(reason)
 
     def end_open(self, reason: str) -> None:
-        """End what is open as `unavailable`: 503, or an error event in a stream."""
+        """End every open request as `unavailable`: 503, or an error event in a stream."""
         for exchange in self.open_exchanges:
             exchange.fail(errors.engine_unavailable(reason))
             exchange.scope.cancel()
 
     @property
     def open_exchanges(self) -> tuple[Exchange, ...]:
-        """Those that have come and are not over."""
+        """The exchanges that have begun and are not over."""
         return tuple(self._open)
 
     async def wait_empty(self) -> None:
@@ -113,7 +113,7 @@ class Guard:
 
     @contextmanager
     def _counted(self, exchange: Exchange) -> Iterator[None]:
-        """Count an exchange in and out, whatever happens between."""
+        """Count the exchange as open within the scope, and with its outcome at the end, also when this raises."""
         self._open.add(exchange)
         exchange.journal = self._observer.opened(exchange)
         try:
@@ -136,7 +136,7 @@ class Guard:
         outlet: Outlet,
         connection: Connection | None,
     ) -> None:
-        """Run the request and its watcher in the exchange's scope; then say what could not be said inside it."""
+        """Run the request and its watcher in the exchange's scope; then complete the response, if it is not."""
         with exchange.scope:
             async with anyio.create_task_group() as group:
                 if connection is not None:
@@ -158,7 +158,7 @@ class Guard:
         await outlet.settle()
 
     def _admit(self, exchange: Exchange, match: Match | None) -> None:
-        """All that is checked of the head, in the documented order."""
+        """Check the head in the documented order and set `exchange.options`. Raises ApiError."""
         head, headers = exchange.head, exchange.head.headers
         if match is None:
             raise errors.route_not_found(head.path)
@@ -187,7 +187,7 @@ class Guard:
         json_shape.check_shape(exchange.body, self._limits)
 
     def _hold(self, exchange: Exchange, size: int) -> None:
-        """RequestSummary for bytes of a body; they are let go of when the exchange ends."""
+        """Count `size` bytes of a body until the exchange ends. Raises a 429 beyond `max_open_body_bytes`."""
         if self._body_bytes + size > self._limits.max_open_body_bytes:
             raise errors.too_many_bodies(self._limits.max_open_body_bytes)
         self._body_bytes += size

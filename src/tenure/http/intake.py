@@ -1,6 +1,6 @@
-"""What is checked of a request before its handler runs, in this order: key, labels, media type, length, body.
+"""The checks of a request before its handler runs, in this order: key, labels, media type, length, body.
 
-Pure functions over headers and bytes, but for `read_body`. Each raises the `ApiError` that the caller is given.
+Pure functions over headers and bytes, but for `read_body`. Each raises the `ApiError` to answer with.
 """
 
 import hmac
@@ -24,14 +24,14 @@ class ClientGone(Exception):
 
 
 def digests(keys: Sequence[str]) -> tuple[bytes, ...]:
-    """What is kept of the keys to compare credentials with: digests have one length, whatever the keys'."""
+    """Return a digest of each key: of one length, so that comparing does not reveal a key's length."""
     return tuple(sha256(key.encode()).digest() for key in keys)
 
 
 def check_key(headers: Headers, keys: Sequence[bytes]) -> str:
-    """Compare the credentials with every key (`digests`) in constant time; no keys at all means that all may pass.
+    """Compare the credentials with every key (`digests`) in constant time. Without keys every request passes.
 
-    Returns what stands for the key that fits: the same for the same key, and of no use to who learns it.
+    Returns an identifier of the key that matched, from which the key cannot be derived. Raises a 401.
     """
     if not keys:
         return ""
@@ -110,9 +110,9 @@ def shorter(one: float | None, other: float | None) -> float | None:
 async def read_body(
     receive: Receive, limits: HttpLimits, hold: Callable[[int], None], time_left: float | None = None
 ) -> bytes:
-    """The whole body, bounded in bytes and time; raises `ClientGone` when the client leaves first.
+    """Return the whole body, bounded in bytes and time; raises `ClientGone` when the client leaves first.
 
-    `hold` is told of the bytes as they come, and may refuse them. `time_left`: until the request must be over.
+    `hold` is called with the size of each part as it arrives, and may raise. `time_left`: seconds to the deadline.
     """
     chunks = bytearray()
     with anyio.move_on_after(shorter(limits.body_timeout, time_left)) as scope:

@@ -1,5 +1,6 @@
-"""How JSON is built, found without decoding it: what nests too deep or has too many items is refused before a decoder
-recurses into it or holds up others. Linear, in pieces, and without recursion.
+"""Nesting depth and number of items of a JSON text, found without decoding it and without recursion.
+
+A body beyond the limits is refused before the decoder can exhaust the stack or block other requests.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ _PIECE = 1 << 20
 
 
 def check_shape(body: bytes, limits: HttpLimits) -> None:
-    """Refuse JSON that nests too deep, as the decoder recurses, or has so many items that it would hold up others.
+    """Raise a 400 for JSON that nests too deep (the decoder recurses) or has too many items (the decoder blocks).
 
     An array or an object counts as `CONTAINER` items, as it takes so much more memory than its text.
     """
@@ -40,7 +41,7 @@ def check_shape(body: bytes, limits: HttpLimits) -> None:
 
 
 class JsonShape(NamedTuple):
-    """How deep the arrays and objects of a JSON text nest, how many there are, and how many commas part their items."""
+    """Nesting depth of arrays and objects, their number, and the number of commas outside strings."""
 
     depth: int = 0
     containers: int = 0
@@ -48,7 +49,7 @@ class JsonShape(NamedTuple):
 
 
 def json_shapes(body: bytes) -> Iterator[JsonShape]:
-    """The shape of a text up to here, again and again, up to its end; linear, without recursion, strings apart.
+    """Yield the shape of ever longer prefixes, up to the whole text. Linear in time; strings are skipped.
 
     For a text that is not JSON it is exact up to the first wrong byte, which is as far as a decoder gets. Escaped
     quotes are removed first: within a string, pairs of backslashes from the left, then a backslash with its quote.

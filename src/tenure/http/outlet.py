@@ -1,4 +1,4 @@
-"""The guard's way out: the one `send` through which a response leaves, and what is said when the application cannot."""
+"""The guard's `send`: every response passes through it; it also writes the error when the application fails to."""
 
 import contextlib
 import logging
@@ -19,7 +19,7 @@ _PART_BYTES = 64 * 1024
 
 
 class Outlet:
-    """Follows the response of one exchange, adds the identifying headers, and bounds every write in time."""
+    """Sends the response of one exchange: tracks its stage, adds the id headers, and bounds every write in time."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Outlet:
         stall_timeout: float,
         is_last: Callable[[], bool],
     ) -> None:
-        """`is_last`: whether the connection is closed behind an answer that begins now."""
+        """`is_last`: whether a response that begins now gets `Connection: close`."""
         self._exchange = exchange
         self._send = send
         self._connection = connection
@@ -37,7 +37,7 @@ class Outlet:
         self._is_last = is_last
 
     async def send(self, message: Message) -> None:
-        """The application's `send`."""
+        """The ASGI `send` for the application. Raises ApiError when the client does not read in time."""
         exchange = self._exchange
         if message["type"] == "http.response.start":
             exchange.status = message["status"]
@@ -51,7 +51,7 @@ class Outlet:
             exchange.over.set()
 
     async def settle(self) -> None:
-        """After the application has ended: complete, break off or pretend, so that the connection is left in order."""
+        """After the application has ended: send the error, end the stream, or abort the connection, as is needed."""
         exchange = self._exchange
         if not exchange.decided:
             logger.error(
@@ -82,7 +82,7 @@ class Outlet:
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _complete_for_middleware(self) -> None:
-        """Outer middleware takes an application that never answered for a broken one; the bytes reach nobody."""
+        """Complete the response of a client that has left: else outer middleware would raise."""
         with anyio.move_on_after(self._stall_timeout), contextlib.suppress(Exception):
             if self._exchange.stage is Stage.OPEN:
                 await self._send({"type": "http.response.start", "status": 499, "headers": []})
@@ -122,9 +122,11 @@ class Outlet:
 
 
 def _parts(message: Message) -> Iterator[Message]:
-    """A large body in parts, each of which waits until the client has taken most of what came before it, and an empty
-    end. In one piece it would count as delivered while all of it is still here: whoever never reads would not be
-    noticed, and whoever reads slowly would be cut off when the connection has been idle for long enough."""
+    """Split a large body, so that each part waits until the client has read most of the one before.
+
+    In one part it would count as delivered while it is still buffered here: a client that never reads would not be
+    noticed, and a slow one would be cut off by the keep-alive timeout.
+    """
     body = message.get("body", b"")
     if len(body) <= _PART_BYTES:
         yield message

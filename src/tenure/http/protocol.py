@@ -59,7 +59,7 @@ _LEAST_CHUNK_BYTES = 16
 
 
 class Connection:
-    """What the guard may know of, and do to, the connection under a request."""
+    """The connection of a request as the guard sees it: when it is closed, why it was refused, and `abort`."""
 
     def __init__(self, abort: Callable[[], None]) -> None:
         self.closed = asyncio.Event()
@@ -71,7 +71,7 @@ class Connection:
 
 
 class BoundedConnection(h11.Connection):
-    """h11's parser, with bounds on a complete head, that remembers why it refused."""
+    """h11's parser with bounds on complete heads; it stores the error with which it refused a request."""
 
     def __init__(self, limits: HttpLimits) -> None:
         super().__init__(h11.SERVER, limits.max_header_bytes)
@@ -124,7 +124,7 @@ class BoundedConnection(h11.Connection):
 
 
 class LingeringTransport:
-    """A transport whose `close` lets a client that is still sending read the answer before the connection ends."""
+    """A transport whose `close` reads on for a bounded time, so that a client that still sends can read the answer."""
 
     def __init__(self, transport: asyncio.Transport, protocol: "TenureProtocol") -> None:
         self._transport = transport
@@ -215,14 +215,14 @@ class TenureProtocol(H11Protocol):
             super().timeout_keep_alive_handler()
 
     def shutdown(self) -> None:
-        """uvicorn's hook: the server ends. What is served after a drain has begun ends its connection by itself."""
+        """uvicorn's hook: the server stops. Responses after the start of a drain carry `Connection: close` already."""
         if self._answering or not (self.conn.trailing_data[0] or self._has_unread()):
             super().shutdown()
 
     def _has_unread(self) -> bool:
-        """Whether the client of an idle connection has sent what was not read yet. If not, the end is told at once.
+        """Whether the client of an idle connection has sent unread bytes. If not, the writing side is shut at once.
 
-        To close takes a turn of the event loop, in which the client would send more.
+        `close` alone takes effect in the next cycle of the event loop, and the client could send more before.
         """
         sock = self.transport.get_extra_info("socket")
         if sock is None or self.transport.is_closing():
@@ -236,7 +236,7 @@ class TenureProtocol(H11Protocol):
         return False
 
     def linger(self) -> bool:
-        """Whether the end of the connection was put off, because the client may be sending still."""
+        """Put off the close while the client may still be sending; returns whether that was done."""
         mid_request = self.conn.their_state in (h11.SEND_BODY, h11.ERROR) or self.conn.refusal is not None
         if self.lingering or not mid_request or self.connection.closed.is_set():
             return False
@@ -249,7 +249,7 @@ class TenureProtocol(H11Protocol):
         return True
 
     def limit_closing(self) -> None:
-        """A closed transport waits for its client to read what was sent; this one does not wait for ever."""
+        """Bound the time for which a closed transport waits for its client to read what was sent."""
         self._stop_timer()
         self._timer = self.loop.call_later(self._limits.linger_timeout, self._abort)
 
@@ -260,7 +260,7 @@ class TenureProtocol(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _request_is_in(self) -> bool:
-        """A request was read to its end, and its answer is not complete: whatever comes now is ahead of its time."""
+        """Whether a request is complete and its answer is not: bytes that arrive now belong to a pipelined request."""
         return self._answering and self.conn.their_state not in (h11.IDLE, h11.SEND_BODY, h11.ERROR)
 
     def _after_reading(self) -> None:
@@ -337,7 +337,7 @@ class TenureProtocol(H11Protocol):
 
 
 class _WithConnection:
-    """Gives every request its connection."""
+    """ASGI middleware: puts the connection into the scope of every request."""
 
     def __init__(self, app: ASGIApp, connection: Connection) -> None:
         self._app = app
@@ -358,7 +358,7 @@ def _head_limit(limits: HttpLimits) -> str:
 
 
 def _ambiguous(head: h11.Request) -> ApiError | None:
-    """Why a head that h11 accepts is of another protocol or could be read in two ways, if so."""
+    """The error for a head that h11 accepts but that is of another protocol or ambiguous; else None."""
     if not head.http_version.startswith(b"1."):
         return errors.malformed_request("The request is not HTTP/1.1 or HTTP/1.0.")
     names = {name for name, _ in head.headers}

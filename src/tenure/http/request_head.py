@@ -1,4 +1,4 @@
-"""What is known of a request from its head, before anything of it is checked."""
+"""The head of a request: parsed, matched to a route, and not checked yet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tenure.request_id import new_request_id
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """What is known of a request from its head."""
+    """The parsed head of a request."""
 
     route: Route
     method: str
@@ -23,29 +23,29 @@ class RequestHead:
     path_params: Mapping[str, str]
     headers: Headers
     request_id: str
-    """Made here: the id of the response, and the only identity there is."""
+    """Made by the server: the id of the response, and the only identity of the request."""
     label: str
     """The caller's `X-Request-Id`, checked to be printable ASCII; empty when absent or refused."""
     label_refusal: ApiError | None
-    """Raised when the label's turn among the checks comes."""
+    """The error of an invalid label; raised later, in the documented order of the checks."""
     received_at: float
     """Monotonic seconds."""
 
     @property
     def asks_options(self) -> bool:
-        """It asks what a route can do: no work, no body, and no key is needed."""
+        """Whether the method is OPTIONS: such a request is not work, has no body and needs no key."""
         return self.method == "OPTIONS"
 
 
 class RequestOptions(NamedTuple):
-    """What the head of a request asks of the engine, and for whom."""
+    """The options for the engine that a request's headers give."""
 
     rank: int | None = None
     """`X-data-parallel-rank`: which engine of the model; its range unchecked."""
     timeout: float | None = None
-    """Seconds from its arrival in which it must be over: its `X-Request-Timeout`, or the server's if that is less."""
+    """Deadline in seconds from its arrival: the lesser of `X-Request-Timeout` and the server's own limit."""
     owner: str = ""
-    """What stands for the API key that it came with."""
+    """Identifier of the API key, as `intake.check_key` returns it."""
 
 
 async def _unrouted(_call: object) -> None:
@@ -57,7 +57,7 @@ UNROUTED = Route("", (), _unrouted, dialect=Dialect.RERANK)
 
 
 def read_head(scope: Scope, match: Match | None, process: str, now: float) -> RequestHead:
-    """A request that has just come to the API process of that name, for the route that its path led to."""
+    """Parse the head of a request of `match`; `process` is the name of this API process, `now` monotonic seconds."""
     route = UNROUTED if match is None else match.route
     headers = Headers(scope=scope)
     label, label_refusal = _read_label(headers)
@@ -75,7 +75,7 @@ def read_head(scope: Scope, match: Match | None, process: str, now: float) -> Re
 
 
 def in_origin_form(scope: Scope) -> Scope:
-    """A target may name scheme and host before the path (RFC 9112, 3.2.2)."""
+    """Return the scope with a path alone: a target may name scheme and host before it (RFC 9112, 3.2.2)."""
     scheme, separator, rest = scope["path"].partition("://")
     if not separator or scheme.lower() not in ("http", "https"):
         return scope

@@ -10,7 +10,7 @@ from tenure.http.errors import Dialect
 _SLASHES = re.compile("/{2,}")
 
 Handler = Callable[[Any], Awaitable[None]]
-"""Takes what the innermost application makes of an exchange."""
+"""Called with the `Call` that the dispatcher makes of an exchange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Route:
     methods: tuple[str, ...]
     handler: Handler
     id_prefix: str = ""
-    """What the ids of its requests begin with."""
+    """Prefix of the ids of its requests."""
     work: bool = False
     """Counted: arrivals, outcomes, load, and a line in the access log."""
     open_without_key: bool = False
     body: bool = False
     """Takes a JSON body: media type, size, nesting and time are checked before the handler runs."""
     dialect: Dialect = Dialect.PLAIN
-    """Of its errors, those of the guard included."""
+    """Format of its error bodies, those of the guard included."""
     about: Description | None = None
 
 

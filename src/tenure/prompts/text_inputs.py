@@ -1,7 +1,7 @@
 """From the texts or token ids of a body to what a model reads: cut, framed by special tokens, short enough; or a 400.
 
 A text is cut by its own tokens, as Hugging Face's tokenizers do, so that the special tokens around it are always whole.
-Pure, and as slow as the texts are long: call `api.threads` where they may be.
+Pure, and as slow as the texts are long: call `Workers.run_if_long` where they may be.
 """
 
 from collections.abc import Sequence

@@ -25,7 +25,7 @@ from tenure.api.common.pooling_plan import (
     pooled_plan,
 )
 from tenure.api.common.reply import ReplyHead
-from tenure.api.common.selection import Chosen
+from tenure.api.common.selection import SelectedModel
 from tenure.api.common.vector_json import ENCODER, vector_base64, vector_bits, vector_numbers
 from tenure.checkpoints.profile import DOCUMENT_PROMPTS, QUERY_PROMPTS, ModelProfile
 from tenure.config import ApiSettings
@@ -91,7 +91,7 @@ class EmbedReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbedV1Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """To a v1 body: by type where it names types, else a plain list."""
+    """Reply of `/v1/embed`: by type when the request names types, else a plain list of vectors."""
 
     id: str
     embeddings: list[list[float]] | EmbeddingsByType
@@ -108,7 +108,7 @@ class EmbeddingType(StrEnum):
 
     @property
     def field(self) -> str:
-        """Where `EmbeddingsByType` has it."""
+        """The field of `EmbeddingsByType` for this type."""
         return "floats" if self is EmbeddingType.FLOAT else self.value
 
     @property
@@ -123,30 +123,34 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """How sentence-transformers' models call the prompts for these uses."""
 
 
-def _v2_plan(request: EmbedRequest, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingPlan:
+def _v2_plan(
+    request: EmbedRequest, selected: SelectedModel, settings: ApiSettings, priority: str | None
+) -> PoolingPlan:
     """`POST /v2/embed`."""
-    return _plan(request, chosen, settings, priority, version="2")
+    return _plan(request, selected, settings, priority, version="2")
 
 
-def _v1_plan(request: EmbedRequest, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingPlan:
+def _v1_plan(
+    request: EmbedRequest, selected: SelectedModel, settings: ApiSettings, priority: str | None
+) -> PoolingPlan:
     """`POST /v1/embed`."""
-    return _plan(request, chosen, settings, priority, version="1")
+    return _plan(request, selected, settings, priority, version="1")
 
 
 def _plan(
-    request: EmbedRequest, chosen: Chosen, settings: ApiSettings, priority: str | None, *, version: str
+    request: EmbedRequest, selected: SelectedModel, settings: ApiSettings, priority: str | None, *, version: str
 ) -> PoolingPlan:
-    model, profile = chosen.text, chosen.text.profile
-    shared = check_shared(request, chosen, settings, priority)
+    model, profile = selected.text, selected.text.profile
+    shared = check_shared(request, selected, settings, priority)
     param, texts = _texts(request, settings.max_inputs)
     types = _embedding_types(request.embedding_types)
     dimensions = check_dimensions(request.output_dimension, profile, "output_dimension")
     if any(kind.packed for kind in types) and (dimensions or profile.embedding_size) % 8:
         raise invalid_request("`binary` and `ubinary` need a size that is a multiple of 8.", "embedding_types")
-    truncation, longest = _length(request, shared, chosen.text_window, longest_input(chosen, settings))
+    truncation, longest = _length(request, shared, selected.text_window, longest_input(selected, settings))
     rules = TextRules(
         model=model,
-        vocabulary_size=chosen.window.vocabulary_size,
+        vocabulary_size=selected.window.vocabulary_size,
         longest=longest,
         truncation=truncation,
         prompt=_prompt(request.input_type, profile),
@@ -165,7 +169,7 @@ def _plan(
         return ENCODER.encode(EmbedReply(id=head.id, embeddings=found, texts=texts, meta=meta))
 
     params = PoolingParams(task=PoolingTask.EMBED, activation=shared.activation, dimensions=dimensions)
-    return pooled_plan(inputs, params, chosen, shared, write, param)
+    return pooled_plan(inputs, params, selected, shared, write, param)
 
 
 def _texts(request: EmbedRequest, most: int) -> tuple[str, list[str]]:
@@ -224,9 +228,9 @@ def _length(request: EmbedRequest, shared: Shared, window: int, longest: int) ->
 
 
 def _prompt(input_type: str | None, profile: ModelProfile) -> str:
-    """What goes in front of texts of this type: the model's prompt of that name, or of the name it has elsewhere.
+    """Return the prompt before texts of this type: the model's prompt of that name or of one of its other names.
 
-    Cohere's own types are ignored by a model without prompts; and a model may leave its documents as they are.
+    The default prompt for a Cohere type that a model without prompts does not name, and for documents. Else a 400.
     """
     if input_type is None:
         return default_prompt(profile)

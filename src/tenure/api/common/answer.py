@@ -1,7 +1,7 @@
-"""The answer to one job as it grows: what the engine puts out, item by item, becomes pieces that can be sent.
+"""From the engine's outputs for the items of one job to the pieces of text, tokens and logprobs that are sent.
 
-State: each item is *fresh* (nothing came for it), *growing*, then *finished*; what arrives for a finished item (the
-engine had not yet heard of a stop string) is ignored. `Answer` is owned by the handler's task; only `take` changes it.
+State: each item is *fresh* (no output yet), *unfinished*, then *finished*; output for a finished item (the engine
+did not know yet of a matched stop string) is ignored. Owned by the handler's task; only `take` changes it.
 
 Invariants: `unfinished` is the number of items that are not finished; each item gives exactly one piece with
 `first` and exactly one with a finish reason; the token counts are those of the pieces given out or held back, and
@@ -22,22 +22,22 @@ from tenure.wire.messages import ItemOutput
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one output adds to one item."""
+    """What one output adds to the answer of one item."""
 
     index: int
     delta: Delta
     first: bool
-    """Nothing was given out for this item before."""
+    """It is the first piece of its item."""
     stop_reason: StopReason = None
     """The stop string or stop token that ended the item; None at an end token of the model and otherwise."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     engine_goes_on: bool = False
-    """A stop string ended the item, of which the engine does not know."""
+    """A stop string ended the item here, and the engine has to be told (`FinishItem`)."""
 
 
 @dataclass(slots=True)
-class _Growing:
-    """An item and the outputs that are held back until a chunk is full."""
+class _UnfinishedItem:
+    """An item, and its tokens that are held back until there are `stream_interval` of them."""
 
     text: ItemText
     tokens: list[int] = field(default_factory=list)
@@ -47,36 +47,37 @@ class _Growing:
 
 
 class Answer:
-    """Assembles the items of one job. See the top of the module."""
+    """The items of one job. See the module's docstring."""
 
     def __init__(self, job: Job) -> None:
         self.unfinished = job.items
         self._job = job
         self._interval = job.stream_interval if job.stream else 1
-        self._growing: dict[int, _Growing] = {}
+        self._unfinished: dict[int, _UnfinishedItem] = {}
         self._finished: set[int] = set()
         self._prompt_tokens = job.prompt_tokens
-        self._counted = 0
+        self._finished_tokens = 0
 
     def take(self, output: ItemOutput) -> Piece | None:
-        """Take what a step produced for an item; None when that is nothing to send."""
+        """Take an output of the engine; returns the piece to send, or None when there is nothing to send yet."""
         if output.index in self._finished:
             return None
-        item = self._growing.get(output.index)
+        item = self._unfinished.get(output.index)
         if item is None:
-            item = self._growing[output.index] = _Growing(ItemText(self._job.model.tokenizer, self._job.text))
+            text = ItemText(self._job.model.tokenizer, self._job.text)
+            item = self._unfinished[output.index] = _UnfinishedItem(text)
         item.tokens += output.tokens
         item.logprobs += output.logprobs or ()
         if output.prompt_logprobs is not None:
             item.prompt_logprobs = output.prompt_logprobs
         if item.started and output.finish_reason is None and len(item.tokens) < self._interval:
             return None
-        return self._grow(output, item)
+        return self._piece(output, item)
 
     def usage(self) -> Usage:
         """Tokens so far, over all prompts and choices."""
-        growing = sum(item.text.completion_tokens for item in self._growing.values())
-        prompt, completion = self._prompt_tokens, self._counted + growing
+        unfinished = sum(item.text.completion_tokens for item in self._unfinished.values())
+        prompt, completion = self._prompt_tokens, self._finished_tokens + unfinished
         return Usage(
             prompt_tokens=prompt,
             total_tokens=prompt + completion,
@@ -84,7 +85,7 @@ class Answer:
             prompt_tokens_details=UNSET if self._job.stream else None,
         )
 
-    def _grow(self, output: ItemOutput, item: _Growing) -> Piece:
+    def _piece(self, output: ItemOutput, item: _UnfinishedItem) -> Piece:
         delta = item.text.push(item.tokens, item.logprobs or None, output.finish_reason)
         item.tokens, item.logprobs = [], []
         first, item.started = not item.started, True
@@ -95,11 +96,11 @@ class Answer:
         item.prompt_logprobs = None
         return piece
 
-    def _finish(self, index: int, item: _Growing) -> None:
-        self._counted += item.text.completion_tokens
+    def _finish(self, index: int, item: _UnfinishedItem) -> None:
+        self._finished_tokens += item.text.completion_tokens
         self._finished.add(index)
         self.unfinished -= 1
-        del self._growing[index]
+        del self._unfinished[index]
 
 
 def _stop_reason(delta: Delta, output: ItemOutput) -> StopReason:
@@ -109,8 +110,8 @@ def _stop_reason(delta: Delta, output: ItemOutput) -> StopReason:
 
 
 @dataclass(slots=True)
-class Record:
-    """All pieces of one item together, for a response that is sent whole."""
+class ItemAnswer:
+    """All pieces of one item together, for a response that is not streamed."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)

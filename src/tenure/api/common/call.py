@@ -1,4 +1,4 @@
-"""What a handler gets: one HTTP request, complete and checked, and the ways to answer it."""
+"""The argument of every handler: one HTTP request, complete and checked, and the methods that answer it."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -27,7 +27,7 @@ T = TypeVar("T")
 class Call:
     """One HTTP request inside the guard. A handler answers once: `respond`, `respond_json` or `event_stream`.
 
-    To refuse, a handler raises `ApiError`, or an error of a lower layer that `_translate` knows.
+    To refuse, a handler raises `ApiError`, or an error of a lower layer that `_translate` maps to one.
     """
 
     def __init__(self, exchange: Exchange, context: AppContext, send: Send, limits: HttpLimits) -> None:
@@ -62,12 +62,12 @@ class Call:
 
     @property
     def label(self) -> str:
-        """The caller's `X-Request-Id`: a label that is shown, and no identity."""
+        """The caller's `X-Request-Id`: shown in logs and ledgers, never used as an identity."""
         return self._exchange.head.label
 
     @property
     def options(self) -> RequestOptions:
-        """What the request's head asks of the engine, and for whom."""
+        """The options for the engine that the request's headers give."""
         return self._exchange.options
 
     @property
@@ -122,7 +122,7 @@ class Call:
         await self._whole(error.status, body, "application/json", error.headers)
 
     def explain(self, exc: Exception) -> ApiError:
-        """The caller's view of a failure; a bug is `internal_error`, without details."""
+        """Return the error to answer with; for a bug `internal_error`, without details."""
         if isinstance(exc, ExceptionGroup):
             causes = [self.explain(inner) for inner in exc.exceptions if isinstance(inner, Exception)]
             bugs = [cause for cause in causes if cause.code == "internal_error"]
@@ -132,9 +132,9 @@ class Call:
 
     @asynccontextmanager
     async def generation(self, opener: Opener, submit: Submit) -> AsyncIterator[GenerationHandle]:
-        """As `opener.open(submit)`, until this request's deadlines.
+        """As `opener.open(submit)`, with this request's deadlines, and followed by its journal.
 
-        What becomes of it is noted for the figures. Set `model` before. Raises ApiError when the time is up already.
+        Set `model` before. Raises ApiError when the deadline has passed already.
         """
         watch = self._journal.follow(submit)
         submit = self._with_options(submit)
@@ -183,7 +183,7 @@ class Call:
 
 
 def _translate(exc: Exception) -> ApiError | None:
-    """Return the caller's view of `exc`; None for what is our bug."""
+    """Return the error to answer with; None when `exc` is a bug of the server."""
     match exc:
         case Refusal():
             return errors.from_outcome(exc.outcome, exc.message, code=exc.code, retry_after=exc.retry_after)

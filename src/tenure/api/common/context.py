@@ -1,4 +1,4 @@
-"""What the handlers need besides the request: a value that the server builds once; only its `notices` change."""
+"""What the handlers need besides the request: a value that the server builds once; only its `notices` are mutable."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -14,13 +14,13 @@ logger = logging.getLogger("tenure.api")
 
 
 class Notices:
-    """What the log was told already: once in the life of the process, however many requests gave cause for it."""
+    """Warnings that are logged once per process, however many requests cause them."""
 
     def __init__(self) -> None:
         self._ignored: set[str] = set()
 
     def ignored_field(self, name: str) -> None:
-        """A request set the field `name`, which has no effect here. Callers' own names must not get in."""
+        """Warn once that `name` is ignored. `name` is one of a fixed set of fields, which bounds the memory."""
         if name not in self._ignored:
             self._ignored.add(name)
             logger.warning("ignored the field %s of a request, which has no effect here; told once", name)
@@ -46,8 +46,8 @@ class AppContext:
     notices: Notices = field(default_factory=Notices)
     workers: Workers = field(default_factory=Workers)
     process: str = "00000000"
-    """What this API process is called in the ids that it makes."""
+    """The name of this API process in the ids of its requests."""
     end_named: EndNamed = no_requests
-    """Ends those of this process."""
+    """Ends the named requests of this process alone."""
     document: bytes = b""
     """The OpenAPI document; `api.app` fills it in."""

@@ -1,7 +1,7 @@
 """The sampling fields that chat completions and completions share, as they stand in a request body.
 
 Every optional field is `T | None`: null and absence are the same thing. An integer field is `Integer`, because
-clients send `16.0`; whether a value is a whole number and in range is checked afterwards, by `api.ranges`.
+clients send `16.0`; whether a value is a whole number and in range is checked afterwards, by `prompts.ranges`.
 Fields that Tenure refuses are listed too, so that they are refused by name and never silently dropped.
 """
 
@@ -37,7 +37,7 @@ class FormatField(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IgnoredFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that have no effect here, whatever they hold; the log tells of each once."""
+    """Fields that are accepted and have no effect; the first use of each is logged."""
 
     metadata: Any = None
     store: Any = None
@@ -51,12 +51,12 @@ class IgnoredFields(msgspec.Struct, frozen=True, kw_only=True):
     guided_whitespace_pattern: Any = None
 
     def ignored(self) -> list[str]:
-        """The fields of these that a request has."""
+        """The names of those fields that the request sets."""
         return [name for name in IgnoredFields.__struct_fields__ if getattr(self, name) is not None]
 
 
 class SamplingFields(IgnoredFields, frozen=True, kw_only=True):
-    """Fields with the same meaning on both generation routes; ranges are in `api.ranges.RANGES`."""
+    """Fields with the same meaning on both generation routes; ranges are in `prompts.ranges.RANGES`."""
 
     model: str | None = None
     stream: bool | None = None

@@ -1,11 +1,11 @@
-"""Runs one validated job: asks the engine, and answers whole or as a stream. The generation routes share it."""
+"""Runs one validated job on an engine and answers in one body or as a stream. The generation routes share it."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tenure.api.common.answer import Answer, Piece, Record
+from tenure.api.common.answer import Answer, ItemAnswer, Piece
 from tenure.api.common.call import Call
 from tenure.api.common.job import Job
 from tenure.api.common.reply import ReplyHead, Usage, fingerprint
@@ -28,12 +28,12 @@ class Format:
     """How a route writes its answers."""
 
     chunks: Callable[[Job, ReplyHead, Callable[[], Usage]], Chunks]
-    """The last argument tells the tokens so far."""
-    body: Callable[[Job, ReplyHead, Sequence[Record], Usage], bytes]
+    """The last argument returns the usage so far."""
+    body: Callable[[Job, ReplyHead, Sequence[ItemAnswer], Usage], bytes]
 
 
 async def run_job(call: Call, engine: Opener, job: Job, form: Format) -> None:
-    """Answer `call` with what `engine` makes of `job`. A refusal is raised before anything is sent."""
+    """Run `job` on `engine` and answer `call`. A refusal is raised before anything is sent."""
     version = call.context.settings.version
     head = ReplyHead(call.request_id, int(time.time()), job.model.name, fingerprint(version))
     async with call.generation(engine, job.submit(head.id, call.label)) as handle:
@@ -66,7 +66,7 @@ async def _stream(call: Call, handle: GenerationHandle, job: Job, head: ReplyHea
 
 async def _answer_whole(call: Call, handle: GenerationHandle, job: Job, head: ReplyHead, form: Format) -> None:
     answer = Answer(job)
-    records = [Record() for _ in range(job.items)]
+    records = [ItemAnswer() for _ in range(job.items)]
     while (outputs := await _receive(handle)) is not None:
         for piece in _pieces(handle, answer, outputs):
             records[piece.index].add(piece)
@@ -76,7 +76,7 @@ async def _answer_whole(call: Call, handle: GenerationHandle, job: Job, head: Re
 
 
 def _pieces(handle: GenerationHandle, answer: Answer, outputs: Sequence[ItemOutput]) -> Iterator[Piece]:
-    """What the answer grows by. An item that a stop string has ended is no more computed."""
+    """Yield the pieces that the outputs add. Tells the engine of items that a stop string has ended."""
     for output in outputs:
         piece = answer.take(output)
         if piece is not None:
@@ -98,7 +98,7 @@ def _check_complete(answer: Answer) -> None:
         raise RuntimeError(f"the engine ended a request with {answer.unfinished} unfinished items")
 
 
-def _size(job: Job, records: Sequence[Record]) -> int:
+def _size(job: Job, records: Sequence[ItemAnswer]) -> int:
     """Characters of the body, roughly: what decides whether it is built in a thread."""
     size = 0
     for record in records:

@@ -11,7 +11,7 @@ from tenure.wire.messages import Submit
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What the response tells besides the text."""
+    """What the response reports besides the text."""
 
     logprobs: bool = False
     top_logprobs: int = 0
@@ -58,7 +58,7 @@ class Job:
         return sum(len(prompt) for prompt in self.prompts)
 
     def submit(self, public_id: str, label: str) -> Submit:
-        """The engine's order; the client draws the request number."""
+        """The message for the engine; the client sets the request number."""
         return Submit(
             request=0,
             public_id=public_id,

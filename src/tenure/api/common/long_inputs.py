@@ -1,7 +1,7 @@
-"""Inputs beyond the window: read in chunks that fit it, and one vector made of theirs.
+"""Embedding inputs longer than the window: split into chunks that fit, whose vectors are averaged.
 
-Every chunk has around it what a text has, special tokens and the model's prompt, which count. The vector is the mean of
-the chunks' vectors, each weighted by its tokens of the input, and of length 1 where the model's embeddings are.
+Every chunk has the special tokens and the model's prompt around it, which count. The vector is the mean of the chunks'
+vectors, weighted by their tokens of the input, and normalised where the model's embeddings are.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,14 +16,14 @@ from tenure.prompts.text_inputs import Framed
 
 @dataclass(frozen=True)
 class Chunks:
-    """The prompts that inputs became, in order. `weights`: of each input, how many of its tokens each prompt has."""
+    """The prompts of all inputs, in order. `weights[i]`: for each prompt of input i, its tokens of that input."""
 
     prompts: list[list[int]]
     weights: list[list[int]]
 
 
 def chunked(inputs: Sequence[Framed], window: int, param: str) -> Chunks:
-    """Split what is longer than `window` tokens; the rest stays whole. Raises a 400 when a chunk has no room for it."""
+    """Split the inputs longer than `window` tokens. Raises a 400 when special tokens and prompt fill the window."""
     prompts: list[list[int]] = []
     weights: list[list[int]] = []
     for entry in inputs:

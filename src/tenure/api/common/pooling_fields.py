@@ -10,7 +10,7 @@ import msgspec
 
 from tenure.api.common.fields import Integer
 from tenure.api.common.sampling_rules import check_cache_salt, check_priority
-from tenure.api.common.selection import Chosen
+from tenure.api.common.selection import SelectedModel
 from tenure.config import ApiSettings
 from tenure.http.errors import invalid_request
 from tenure.prompts.ranges import RANGES, check_number
@@ -21,13 +21,13 @@ _TO_THE_WINDOW = -1
 
 
 class PoolingFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranges are in `api.ranges.RANGES`."""
+    """Ranges are in `prompts.ranges.RANGES`."""
 
     model: str | None = None
     truncate_prompt_tokens: Integer | None = None
     truncation_side: str | None = None
     padding: str | None = None
-    """`do_not_pad` alone: no text is padded here, nor is any model that needs it."""
+    """`do_not_pad` alone is accepted: texts are never padded."""
     use_activation: bool | None = None
     priority: Integer | None = None
     cache_salt: str | None = None
@@ -51,7 +51,9 @@ class Shared:
     cache_salt: str
 
 
-def check_shared(request: PoolingFields, chosen: Chosen, settings: ApiSettings, priority: str | None) -> Shared:
+def check_shared(
+    request: PoolingFields, selected: SelectedModel, settings: ApiSettings, priority: str | None
+) -> Shared:
     """Check them; `priority` is the header `X-Vllm-Priority`. Raises a 400."""
     if request.normalize is not None:
         raise invalid_request("`normalize` is not a field of this server; use `use_activation`.", "normalize")
@@ -65,10 +67,10 @@ def check_shared(request: PoolingFields, chosen: Chosen, settings: ApiSettings, 
         value = getattr(request, name)
         if value is not None:
             numbers[name] = check_number(name, value, RANGES[name])
-    window, side = chosen.text_window, request.truncation_side
+    window, side = selected.text_window, request.truncation_side
     truncation = check_truncation(
         numbers.get("truncate_prompt_tokens", _TO_THE_WINDOW if settings.truncate_long_inputs else None),
-        chosen.text.tokenizer.truncation_side if side is None else side,
+        selected.text.tokenizer.truncation_side if side is None else side,
         most=window,
         all_of_it=window,
         limit_name=f"the {window} tokens that the model reads at a time",

@@ -1,7 +1,7 @@
-"""A validated request for pooled vectors, and how it is run: one request of the engine for the whole HTTP request.
+"""A validated request for pooled vectors, and how it is run: as one request of the engine.
 
-So it is admitted whole or refused whole, and cancelled whole: leaving `feed_pooled` early ends every item in the engine
-before the scope is left.
+So it is admitted, refused and cancelled whole: leaving `feed_pooled` early ends every item in the engine before the
+scope is left.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ _THREAD_ABOVE = 1 << 18
 
 @dataclass(frozen=True)
 class PoolingJob:
-    """Everything that the engine needs; nothing later can find fault with it."""
+    """Everything that the engine needs, fully validated."""
 
     model: TextModel
     prompts: Sequence[list[int]]
@@ -44,7 +44,7 @@ class PoolingJob:
         return sum(map(len, self.prompts))
 
     def submit(self, public_id: str, label: str) -> Submit:
-        """The engine's order; the client draws the request number."""
+        """The message for the engine; the client sets the request number."""
         return Submit(
             request=0,
             public_id=public_id,
@@ -60,7 +60,7 @@ class PoolingJob:
 
 
 async def run_pooling(call: Call, engine: Opener, job: PoolingJob, public_id: str) -> list[Vectors]:
-    """Return what the engine makes of each prompt, in order. Raises as `feed_pooled`."""
+    """Return the vectors of each prompt, in order. Raises as `feed_pooled`."""
     found: dict[int, Vectors] = {}
     await feed_pooled(call, engine, job, public_id, found.__setitem__)
     return [found[index] for index in range(len(job.prompts))]
@@ -69,7 +69,7 @@ async def run_pooling(call: Call, engine: Opener, job: PoolingJob, public_id: st
 async def feed_pooled(
     call: Call, engine: Opener, job: PoolingJob, public_id: str, take: Callable[[int, Vectors], None]
 ) -> None:
-    """Give `take` what the engine makes of each prompt, by its number, as soon as it comes and in any order.
+    """Call `take(prompt number, vectors)` for each prompt as its answer arrives, in any order.
 
     Vectors are (width,), or (tokens, width) where the task asks for that. All numbers are finite: what is not is a 500.
     `take` may be called in another thread, one call at a time. Raises what the engine client raises for a refusal or

@@ -1,4 +1,4 @@
-"""What the answers of all families have in common."""
+"""Reply types that all API families share."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,7 +20,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What answers with one entry for each input have beside their `data`."""
+    """Base of replies with one entry per input; subclasses add `data`."""
 
     id: str
     object: Literal["list"] = "list"
@@ -40,10 +40,10 @@ class ReplyHead:
 
 
 def fingerprint(version: str) -> str:
-    """What computed the answer; it changes with the server's version."""
+    """The `system_fingerprint` of replies; it changes with the server's version."""
     return f"tenure-{version}"
 
 
 def reading_usage(tokens: int) -> Usage:
-    """The usage of a request that reads and does not write."""
+    """The usage of a pooling request: prompt tokens alone."""
     return Usage(prompt_tokens=tokens, total_tokens=tokens, completion_tokens=0)

@@ -41,7 +41,7 @@ def checked_numbers(request: SamplingFields, skip: str = "") -> dict[str, int | 
 
 
 def refuse_unserved(request: SamplingFields, numbers: Numbers) -> None:
-    """Raise a 400 for each field that asks for something which this server cannot do."""
+    """Raise a 400 for the first field that asks for something that this server does not support."""
     if numbers.get("best_of", 1) > 1:
         raise invalid_request("`best_of` above 1 is not supported; use `n`.", "best_of")
     if request.use_beam_search:
@@ -68,8 +68,8 @@ def sampling_params(
 ) -> SamplingParams:
     """Build the engine's parameters; `max_tokens` is already clamped, `logprobs` already checked.
 
-    `seed` is for a request that gives none; None or -1 draws one. Where a request names the tokens whose logprobs it
-    wants, these are in place of the best ones.
+    `seed` is the default for a request without one; None or -1 draws one. `logprob_token_ids` replace the best
+    alternatives of each token.
     """
     top_k = int(_first(numbers, model, "top_k", 0))
     repetition_penalty = float(_first(numbers, model, "repetition_penalty", 1.0))
@@ -134,7 +134,7 @@ def check_choices(numbers: Numbers, model: TextModel, settings: ApiSettings) -> 
 
 
 def check_logprob_count(name: str, count: int, settings: ApiSettings, vocabulary_size: int) -> int:
-    """Hold a number of logprobs to `--max-logprobs`; -1 (all) only where that is -1 too."""
+    """Return `count` if `--max-logprobs` allows it, else raise a 400; -1 (all) is allowed only where that is -1."""
     if settings.max_logprobs == -1:
         return -1 if count >= vocabulary_size else count
     if count == -1:
@@ -178,7 +178,7 @@ def check_cache_salt(salt: str | None) -> str:
 
 
 def check_priority(numbers: Numbers, header: str | None, settings: ApiSettings) -> int:
-    """Return the priority, 0 where the server goes by arrival; the header `X-Vllm-Priority` overrides the field."""
+    """Return the priority, 0 when scheduling is first come, first served; the header overrides the field."""
     priority = numbers.get("priority", 0)
     if header is not None:
         if not _KEY.fullmatch(header.strip()):
@@ -201,7 +201,7 @@ def check_stream_options(request: SamplingFields) -> tuple[bool, bool]:
 
 
 def _seed(asked: float | None, default: int | None) -> int:
-    """The seed of a request; -1 is none, as other servers have it."""
+    """The seed of a request; -1 means none, as in vLLM."""
     given = [int(seed) for seed in (asked, default) if seed not in (None, -1)]
     return given[0] if given else secrets.randbits(63)
 

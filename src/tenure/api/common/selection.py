@@ -10,7 +10,7 @@ from tenure.prompts.window import Window, window_of
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedModel:
     text: TextModel
     window: Window
     engine: Opener
@@ -18,12 +18,12 @@ class Chosen:
 
     @property
     def text_window(self) -> int:
-        """The most tokens, special ones included, that the model reads at a time where it reads texts."""
+        """Most tokens, special ones included, of one text or pair that the model pools."""
         recommended = self.text.profile.max_length
         return self.window.capacity if recommended is None else min(self.window.capacity, recommended)
 
 
-def select_model(call: Call, name: str | None, *tasks: str) -> Chosen:
+def select_model(call: Call, name: str | None, *tasks: str) -> SelectedModel:
     """Return the model called `name`, or the first, that can do one of `tasks` (any, if none are given), and an engine.
 
     Raises ModelNotFound, ModelNotSupported, and a 503 while the engine is not ready.
@@ -36,7 +36,7 @@ def select_model(call: Call, name: str | None, *tasks: str) -> Chosen:
     card = engine.card
     if card is None:
         raise engine_unavailable(f"The model {served.name} is not ready; try again shortly.")
-    return Chosen(text=context.texts[served.name], window=window_of(card), engine=engine)
+    return SelectedModel(text=context.texts[served.name], window=window_of(card), engine=engine)
 
 
 def _engine_of(served: Served, rank: int) -> EngineClient:

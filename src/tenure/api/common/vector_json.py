@@ -1,7 +1,7 @@
 """Vectors as replies carry them: JSON numbers, base64, packed bits.
 
 Numbers are written with the fewest digits that read back as the same float32, so the float and the base64 form of a
-vector are equal to the bit. Vectors are finite, as `api.pooling_job` gives them.
+vector are equal to the bit. Vectors are finite, as `pooling_job.feed_pooled` gives them.
 """
 
 import base64

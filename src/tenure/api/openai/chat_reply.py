@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import UNSET
 
-from tenure.api.common.answer import Piece, Record
+from tenure.api.common.answer import ItemAnswer, Piece
 from tenure.api.common.job import Job
 from tenure.api.common.reply import ENCODER, ReplyHead, Usage
 from tenure.api.openai.chunks import ChunkWriter, finish_name, shown_prompt_logprobs, shows_something
@@ -22,7 +22,7 @@ from tenure.sampling import TokenLogprobs
 
 
 class ChatChunks:
-    """Makes the chunks of one stream: the opening, then the pieces."""
+    """Makes the chunks of one stream; implements `Chunks`."""
 
     def __init__(self, job: Job, head: ReplyHead, usage: Callable[[], Usage]) -> None:
         self._job = job
@@ -58,7 +58,7 @@ class ChatChunks:
         return self._writer.ending()
 
 
-def chat_body(job: Job, head: ReplyHead, records: Sequence[Record], usage: Usage) -> bytes:
+def chat_body(job: Job, head: ReplyHead, records: Sequence[ItemAnswer], usage: Usage) -> bytes:
     """The whole response; `records` are the choices in order."""
     return ENCODER.encode(
         ChatCompletion(
@@ -75,7 +75,7 @@ def chat_body(job: Job, head: ReplyHead, records: Sequence[Record], usage: Usage
     )
 
 
-def _choice(job: Job, index: int, record: Record) -> ChatChoice:
+def _choice(job: Job, index: int, record: ItemAnswer) -> ChatChoice:
     return ChatChoice(
         index=index,
         message=AssistantMessage(role=job.role, content=(job.echo or "") + record.text),
@@ -94,7 +94,7 @@ def _chat_logprobs(job: Job, tokens: Sequence[int], logprobs: Sequence[TokenLogp
 
 
 def _prompt(job: Job) -> dict[str, object]:
-    """What the first chunk tells of the prompt."""
+    """The fields of the first chunk that show the prompt."""
     return {
         "prompt_token_ids": job.prompts[0] if job.report.token_ids else UNSET,
         "prompt_text": job.prompt_texts[0] if job.prompt_texts else UNSET,

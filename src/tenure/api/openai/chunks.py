@@ -1,10 +1,10 @@
-"""What the answers of the generation routes have in common: chunks of streams, finish reasons, logprobs of prompts."""
+"""Shared by the generation routes: chunks of streams, finish reasons, logprobs of prompts."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import UNSET
 
-from tenure.api.common.answer import Piece, Record
+from tenure.api.common.answer import ItemAnswer, Piece
 from tenure.api.common.job import Job, ReportOptions
 from tenure.api.common.reply import ENCODER, ReplyHead, Usage
 from tenure.api.openai.logprobs import prompt_logprobs
@@ -24,7 +24,7 @@ class ChunkWriter:
     """Encodes the chunks of one stream."""
 
     def __init__(self, kind: ChunkType, job: Job, head: ReplyHead, usage: Callable[[], Usage]) -> None:
-        """`usage` tells the tokens so far."""
+        """`usage` returns the usage so far."""
         self._kind = kind
         self._head = head
         self._usage = usage
@@ -38,7 +38,7 @@ class ChunkWriter:
         last: bool = False,
         more: Mapping[str, object] | None = None,
     ) -> bytes:
-        """A chunk with one choice and the fields `more`, which the route has alone; `last`: no other chunk follows."""
+        """A chunk with one choice and the fields `more` of the route's own; `last`: no other chunk follows."""
         return self._chunk([choice], usage=self._continuous_usage, last=last, more=more or {})
 
     def ending(self) -> Iterator[bytes]:
@@ -69,20 +69,20 @@ class ChunkWriter:
 
 
 def shows_something(piece: Piece, report: ReportOptions) -> bool:
-    """Whether a piece holds anything that its chunk would tell."""
+    """Whether the chunk of a piece would hold anything that the request asks for."""
     delta = piece.delta
     tokens = bool(delta.token_ids) and (report.logprobs or report.token_ids)
     return bool(delta.text) or delta.finish_reason is not None or tokens
 
 
-def finish_name(record: Record) -> FinishName:
-    """How a choice that is answered whole has finished."""
+def finish_name(record: ItemAnswer) -> FinishName:
+    """The `finish_reason` of a choice that is not streamed."""
     if record.finish_reason is None:
         raise RuntimeError("a choice has no finish reason")
     return record.finish_reason.value
 
 
-def shown_prompt_logprobs(job: Job, index: int, record: Record) -> PromptLogprobs | None:
+def shown_prompt_logprobs(job: Job, index: int, record: ItemAnswer) -> PromptLogprobs | None:
     """The logprobs of the prompt of choice `index`, where the request asks for them."""
     limit = job.report.prompt_logprobs
     if limit is None or record.prompt_logprobs is None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import UNSET
 
-from tenure.api.common.answer import Piece, Record
+from tenure.api.common.answer import ItemAnswer, Piece
 from tenure.api.common.job import Job
 from tenure.api.common.reply import ENCODER, ReplyHead, Usage
 from tenure.api.openai.chunks import ChunkWriter, finish_name, shown_prompt_logprobs, shows_something
@@ -21,7 +21,7 @@ from tenure.text.detokenizer import text_with_offsets
 
 
 class CompletionChunks:
-    """Makes the chunks of one stream: echo and pieces per choice."""
+    """Makes the chunks of one stream; implements `Chunks`."""
 
     def __init__(self, job: Job, head: ReplyHead, usage: Callable[[], Usage]) -> None:
         self._job = job
@@ -76,7 +76,7 @@ class CompletionChunks:
         return self._writer.ending()
 
 
-def completion_body(job: Job, head: ReplyHead, records: Sequence[Record], usage: Usage) -> bytes:
+def completion_body(job: Job, head: ReplyHead, records: Sequence[ItemAnswer], usage: Usage) -> bytes:
     """The whole response; `records` are numbered prompt * n + choice."""
     return ENCODER.encode(
         Completion(
@@ -90,7 +90,7 @@ def completion_body(job: Job, head: ReplyHead, records: Sequence[Record], usage:
     )
 
 
-def _choice(job: Job, index: int, record: Record) -> CompletionChoice:
+def _choice(job: Job, index: int, record: ItemAnswer) -> CompletionChoice:
     prompt = job.prompts[index // job.n]
     text, token_ids = record.text, record.token_ids
     logprobs = None

@@ -1,4 +1,4 @@
-"""The conversation of a chat body: its rules, and its way through the model's chat template."""
+"""The conversation of a chat body: its checks, and its rendering by the model's chat template."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tenure.prompts.text_model import TextModel
 
 
 def check_conversation(request: ChatRequest) -> None:
-    """Raise a 400 for a conversation that is none, or that asks for what is not served; `render` checks its parts."""
+    """Raise a 400 for an empty conversation or an unsupported field; `render` checks the messages' parts."""
     if not request.messages:
         raise invalid_request("`messages` must not be empty.", "messages")
     if request.tools is not None and request.tool_choice != "none":
@@ -32,9 +32,9 @@ def check_conversation(request: ChatRequest) -> None:
 
 
 def render(request: ChatRequest, model: TextModel, instead: str) -> str:
-    """Return the conversation as the model's template writes it; a template's refusal is a 400.
+    """Return the prompt that the model's chat template renders. Raises a 400 for an error of the template.
 
-    `instead` tells what to do with a model that has none.
+    `instead` is the advice in the 400 for a model without a chat template.
     """
     if model.template is None:
         raise invalid_request(f"The model {model.name} has no chat template: {instead}.", "messages")
@@ -54,7 +54,7 @@ def render(request: ChatRequest, model: TextModel, instead: str) -> str:
 
 
 def response_role(request: ChatRequest) -> str:
-    """Return who speaks in the answer: the assistant, or the last speaker when no new turn is opened."""
+    """Return the answer's role: `assistant`, or the last message's role without a generation prompt."""
     return "assistant" if request.add_generation_prompt is not False else request.messages[-1].role
 
 
@@ -68,7 +68,7 @@ def echoed_text(request: ChatRequest) -> str:
 
 
 def _as_mapping(message: ChatMessage) -> dict[str, Any]:
-    """What the text side reads: plain mappings and lists, without what is unset."""
+    """Return the message as plain mappings and lists, without unset fields."""
     turn: dict[str, Any] = {"content": None, **msgspec.to_builtins(message)}
     turn["tool_calls"] = [{"type": "function", **call} for call in turn.get("tool_calls", ())]
     return turn

@@ -1,9 +1,9 @@
-"""What the routes for vectors read, and how they are asked to write: inputs of every form, encodings."""
+"""The inputs (texts, token ids, conversations) and the `encoding_format` of the routes for vectors."""
 
 from enum import StrEnum
 
 from tenure.api.common.pooling_fields import Shared
-from tenure.api.common.selection import Chosen
+from tenure.api.common.selection import SelectedModel
 from tenure.api.openai.conversation import check_conversation, render
 from tenure.api.openai.embedding_types import EncodedFields, InputFields
 from tenure.api.openai.request_types import ChatRequest
@@ -19,7 +19,7 @@ class Encoding(StrEnum):
 
 
 def check_encoding(request: EncodedFields) -> Encoding:
-    """Read `encoding_format`; the fields of the byte formats may ask for what base64 is anyway."""
+    """Return the encoding. `embed_dtype` and `endianness` may only name what base64 uses: float32, little-endian."""
     if request.embed_dtype not in (None, "float32"):
         raise invalid_request("`embed_dtype` other than `float32` is not supported yet.", "embed_dtype")
     if request.endianness not in (None, "native", "little"):
@@ -32,14 +32,20 @@ def check_encoding(request: EncodedFields) -> Encoding:
 
 
 def read_inputs(
-    request: InputFields, chosen: Chosen, settings: ApiSettings, shared: Shared, *, longest: int, prompt: str = ""
+    request: InputFields,
+    selected: SelectedModel,
+    settings: ApiSettings,
+    shared: Shared,
+    *,
+    longest: int,
+    prompt: str = "",
 ) -> list[Framed]:
-    """Return what the fields `input` or `messages` hold. `prompt` goes in front of texts."""
+    """Return the tokenized inputs of `input` or `messages`. `prompt` is put before texts. Raises a 400."""
     if request.messages is not None:
-        return _conversation(request, chosen, shared, longest)
+        return _conversation(request, selected, shared, longest)
     rules = TextRules(
-        model=chosen.text,
-        vocabulary_size=chosen.window.vocabulary_size,
+        model=selected.text,
+        vocabulary_size=selected.window.vocabulary_size,
         longest=longest,
         truncation=shared.truncation,
         add_special_tokens=request.add_special_tokens is not False,
@@ -48,7 +54,7 @@ def read_inputs(
     return tokenise_inputs(split_prompts(request.input, settings.max_inputs, "input"), rules, "input")
 
 
-def _conversation(request: InputFields, chosen: Chosen, shared: Shared, longest: int) -> list[Framed]:
+def _conversation(request: InputFields, selected: SelectedModel, shared: Shared, longest: int) -> list[Framed]:
     if request.input is not None:
         raise invalid_request("Only one of `input` and `messages` may be given.", "messages")
     conversation = ChatRequest(
@@ -60,11 +66,11 @@ def _conversation(request: InputFields, chosen: Chosen, shared: Shared, longest:
     )
     check_conversation(conversation)
     rules = TextRules(
-        model=chosen.text,
-        vocabulary_size=chosen.window.vocabulary_size,
+        model=selected.text,
+        vocabulary_size=selected.window.vocabulary_size,
         longest=longest,
         truncation=shared.truncation,
         add_special_tokens=bool(request.add_special_tokens),
     )
-    text = render(conversation, chosen.text, "give texts as `input`")
+    text = render(conversation, selected.text, "give texts as `input`")
     return tokenise_inputs([text], rules, "messages")

@@ -11,12 +11,12 @@ from tenure.api.openai.request_types import ChatMessage, Prompt
 
 
 class InputFields(PoolingFields, frozen=True, kw_only=True):
-    """What these routes read: texts or token ids; or, but for embeddings, one conversation."""
+    """The inputs of these routes: texts, token ids, or one conversation."""
 
     input: Prompt | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
-    """By default true, and false for a conversation: its template writes them."""
+    """Default true; false for a conversation, whose template writes special tokens itself."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -24,14 +24,14 @@ class InputFields(PoolingFields, frozen=True, kw_only=True):
 
 
 class EncodedFields(InputFields, frozen=True, kw_only=True):
-    """How vectors are written."""
+    """Adds the fields for the encoding of vectors."""
 
     encoding_format: str | None = None
     embed_dtype: str | None = None
     endianness: str | None = None
     dimensions: Integer | None = None
     prompt_name: str | None = None
-    """Which of the model's prompts goes in front of texts that are embedded; as sentence-transformers calls it."""
+    """The model's prompt before texts that are embedded, by its name in sentence-transformers."""
 
 
 class EmbeddingRequest(EncodedFields, frozen=True, kw_only=True):

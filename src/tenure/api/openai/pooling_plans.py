@@ -1,6 +1,6 @@
-"""From a decoded body to what the engine is asked for and how its answer is written: one function for each route.
+"""From a decoded body to a `PoolingPlan`, or a 400: one function for each route.
 
-Pure, and as slow as the body is long. Nothing of a request reaches the engine but through here.
+Pure; takes time in proportion to the body.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from tenure.api.common.pooling_fields import check_shared
 from tenure.api.common.pooling_job import Vectors
 from tenure.api.common.pooling_plan import PoolingPlan, check_dimensions, default_prompt, longest_input, pooled_plan
 from tenure.api.common.reply import ReplyHead, reading_usage
-from tenure.api.common.selection import Chosen
+from tenure.api.common.selection import SelectedModel
 from tenure.api.common.vector_json import ENCODER, vector_base64, vector_numbers
 from tenure.api.openai.embedding_inputs import Encoding, check_encoding, read_inputs
 from tenure.api.openai.embedding_types import (
@@ -33,22 +33,22 @@ from tenure.prompts.text_model import TextModel
 
 
 def embeddings_plan(
-    request: EmbeddingRequest, chosen: Chosen, settings: ApiSettings, priority: str | None
+    request: EmbeddingRequest, selected: SelectedModel, settings: ApiSettings, priority: str | None
 ) -> PoolingPlan:
     """`POST /v1/embeddings`."""
     if request.messages is not None:
         raise invalid_request("Conversations are not embedded yet; `input` takes texts and token ids.", "messages")
-    shared = check_shared(request, chosen, settings, priority)
+    shared = check_shared(request, selected, settings, priority)
     encoding = check_encoding(request)
-    profile = chosen.text.profile
+    profile = selected.text.profile
     params = PoolingParams(
         task=PoolingTask.EMBED,
         activation=shared.activation,
         dimensions=check_dimensions(request.dimensions, profile),
     )
-    longest = longest_input(chosen, settings)
+    longest = longest_input(selected, settings)
     prompt = _prompt(request, profile)
-    inputs = read_inputs(request, chosen, settings, shared, longest=longest, prompt=prompt)
+    inputs = read_inputs(request, selected, settings, shared, longest=longest, prompt=prompt)
 
     def write(head: ReplyHead, vectors: Sequence[Vectors], tokens: int) -> bytes:
         data: list[Any] = [
@@ -57,26 +57,28 @@ def embeddings_plan(
         usage = reading_usage(tokens)
         return ENCODER.encode(Embeddings(id=head.id, created=head.created, model=head.model, data=data, usage=usage))
 
-    return pooled_plan(inputs, params, chosen, shared, write)
+    return pooled_plan(inputs, params, selected, shared, write)
 
 
-def pooling_plan(request: PoolingRequest, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingPlan:
+def pooling_plan(
+    request: PoolingRequest, selected: SelectedModel, settings: ApiSettings, priority: str | None
+) -> PoolingPlan:
     """`POST /pooling`."""
     if request.dimensions is not None:
         raise invalid_request("`dimensions` is a field of /v1/embeddings, not of /pooling.", "dimensions")
-    shared = check_shared(request, chosen, settings, priority)
+    shared = check_shared(request, selected, settings, priority)
     encoding = check_encoding(request)
-    profile = chosen.text.profile
+    profile = selected.text.profile
     task = PoolingTask(request.task) if request.task else profile.pooling_task
     embeds = task in (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
     if request.prompt_name is not None and (not embeds or request.messages is not None):
         raise invalid_request("`prompt_name` is for texts that are embedded.", "prompt_name")
     inputs = read_inputs(
         request,
-        chosen,
+        selected,
         settings,
         shared,
-        longest=longest_input(chosen, settings) if task is PoolingTask.EMBED else chosen.text_window,
+        longest=longest_input(selected, settings) if task is PoolingTask.EMBED else selected.text_window,
         prompt=_prompt(request, profile) if embeds else "",
     )
 
@@ -88,27 +90,29 @@ def pooling_plan(request: PoolingRequest, chosen: Chosen, settings: ApiSettings,
         return ENCODER.encode(PooledReply(id=head.id, created=head.created, model=head.model, data=data, usage=usage))
 
     params = PoolingParams(task=task, activation=shared.activation)
-    return pooled_plan(inputs, params, chosen, shared, write)
+    return pooled_plan(inputs, params, selected, shared, write)
 
 
-def classify_plan(request: ClassifyRequest, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingPlan:
+def classify_plan(
+    request: ClassifyRequest, selected: SelectedModel, settings: ApiSettings, priority: str | None
+) -> PoolingPlan:
     """`POST /classify`."""
-    shared = check_shared(request, chosen, settings, priority)
-    inputs = read_inputs(request, chosen, settings, shared, longest=chosen.text_window)
+    shared = check_shared(request, selected, settings, priority)
+    inputs = read_inputs(request, selected, settings, shared, longest=selected.text_window)
 
     def write(head: ReplyHead, vectors: Sequence[Vectors], tokens: int) -> bytes:
-        data = [_classes(index, vector, chosen.text) for index, vector in enumerate(vectors)]
+        data = [_classes(index, vector, selected.text) for index, vector in enumerate(vectors)]
         usage = reading_usage(tokens)
         return ENCODER.encode(
             Classification(id=head.id, created=head.created, model=head.model, data=data, usage=usage)
         )
 
     params = PoolingParams(task=PoolingTask.CLASSIFY, activation=shared.activation)
-    return pooled_plan(inputs, params, chosen, shared, write)
+    return pooled_plan(inputs, params, selected, shared, write)
 
 
-def asked_task(request: PoolingRequest) -> tuple[str, ...]:
-    """The tasks of which a model must do one: the one that a body for `/pooling` names, or any. Raises a 400."""
+def requested_tasks(request: PoolingRequest) -> tuple[str, ...]:
+    """The tasks of which the model must support one: the request's `task`, or all pooling tasks. Raises a 400."""
     if request.data is not None or request.task == "plugin":
         raise invalid_request("Plugins are not supported.", "task" if request.data is None else "data")
     tasks = tuple(task.value for task in PoolingTask)
@@ -121,7 +125,7 @@ def asked_task(request: PoolingRequest) -> tuple[str, ...]:
 
 
 def _prompt(request: EncodedFields, profile: ModelProfile) -> str:
-    """What goes in front of a text: the prompt that the request names, or the model's default. Raises a 400."""
+    """The prompt before a text: the one that the request names, or the model's default. Raises a 400."""
     if request.prompt_name is None:
         return default_prompt(profile)
     texts = request.input if isinstance(request.input, list) else [request.input]
@@ -134,7 +138,7 @@ def _prompt(request: EncodedFields, profile: ModelProfile) -> str:
 
 
 def _encoded(vectors: Vectors, encoding: Encoding) -> Any:
-    """In the type of the reply's field, or encoded already: whole replies would hold up the event loop's thread."""
+    """The value for the reply: base64, or numbers encoded already, since encoding a whole reply blocks the loop."""
     return vector_base64(vectors) if encoding is Encoding.BASE64 else vector_numbers(vectors)
 
 

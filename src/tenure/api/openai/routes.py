@@ -23,7 +23,7 @@ from tenure.api.openai.embedding_types import (
     PooledReply,
     PoolingRequest,
 )
-from tenure.api.openai.pooling_plans import asked_task, classify_plan, embeddings_plan, pooling_plan
+from tenure.api.openai.pooling_plans import classify_plan, embeddings_plan, pooling_plan, requested_tasks
 from tenure.api.openai.request_types import ChatRequest, CompletionRequest
 from tenure.api.openai.response_types import ChatChunk, ChatCompletion, Completion, CompletionChunk
 from tenure.api.openai.tokenize_routes import (
@@ -59,11 +59,11 @@ class GenerationHandler(Generic[RequestT]):
         request = decode_body(call.body, self.decoder)
         for name in request.ignored():
             context.notices.ignored_field(name)
-        chosen = select_model(call, request.model, "generate")
+        selected = select_model(call, request.model, "generate")
         job = await call.compute(
-            lambda: self.validate(request, chosen.text, chosen.window, context.settings, call.priority)
+            lambda: self.validate(request, selected.text, selected.window, context.settings, call.priority)
         )
-        await run_job(call, chosen.engine, job, self.form)
+        await run_job(call, selected.engine, job, self.form)
 
 
 _chat_completions = GenerationHandler(msgspec.json.Decoder(ChatRequest), chat_job, Format(ChatChunks, chat_body))
@@ -79,7 +79,7 @@ def _classifies(_: PoolingFields) -> tuple[str, ...]:
 
 
 _embeddings = PoolingHandler(msgspec.json.Decoder(EmbeddingRequest), embeds, embeddings_plan)
-_pooling = PoolingHandler(msgspec.json.Decoder(PoolingRequest), asked_task, pooling_plan)
+_pooling = PoolingHandler(msgspec.json.Decoder(PoolingRequest), requested_tasks, pooling_plan)
 _classify = PoolingHandler(msgspec.json.Decoder(ClassifyRequest), _classifies, classify_plan)
 
 _CHAT = Description("Answer a conversation.", ChatRequest, ChatCompletion, ChatChunk)

@@ -1,7 +1,7 @@
 """`POST /tokenize` and `POST /detokenize`.
 
-They are no work routes: nothing is asked of an engine, so there is nothing to admit, to count as load or to cancel. A
-long text is read in a worker thread.
+They are not work routes: no engine is involved, so nothing is admitted, counted as load or cancelled. A long text is
+tokenized in a worker thread.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import msgspec
 
 from tenure.api.common.call import Call
 from tenure.api.common.fields import Ids
-from tenure.api.common.selection import Chosen, select_model
+from tenure.api.common.selection import SelectedModel, select_model
 from tenure.api.openai.conversation import check_conversation, render
 from tenure.api.openai.request_types import ChatMessage, ChatRequest
 from tenure.http.decoding import decode_body
@@ -26,7 +26,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
-    """By default true, and false for a conversation: its template writes them."""
+    """Default true; false for a conversation, whose template writes special tokens itself."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
@@ -60,37 +60,37 @@ _DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
 
 async def tokenize(call: Call) -> None:
     request = decode_body(call.body, _TOKENIZE)
-    chosen = select_model(call, request.model)
-    body = await call.compute(lambda: msgspec.json.encode(_tokenized(request, chosen)))
+    selected = select_model(call, request.model)
+    body = await call.compute(lambda: msgspec.json.encode(_tokenized(request, selected)))
     await call.respond(200, body)
 
 
 async def detokenize(call: Call) -> None:
     request = decode_body(call.body, _DETOKENIZE)
-    chosen = select_model(call, request.model)
-    body = await call.compute(lambda: msgspec.json.encode(_detokenized(request, chosen)))
+    selected = select_model(call, request.model)
+    body = await call.compute(lambda: msgspec.json.encode(_detokenized(request, selected)))
     await call.respond(200, body)
 
 
-def _tokenized(request: TokenizeRequest, chosen: Chosen) -> TokenizeReply:
+def _tokenized(request: TokenizeRequest, selected: SelectedModel) -> TokenizeReply:
     if (request.prompt is None) == (request.messages is None):
         raise invalid_request("One of `prompt` and `messages` is required, and only one.", "prompt")
-    tokenizer = chosen.text.tokenizer
+    tokenizer = selected.text.tokenizer
     if request.prompt is not None:
         special = request.add_special_tokens is not False
         tokens = tokenizer.encode(request.prompt, special, stop_if_cancelled)
     else:
-        text = _conversation(request, chosen)
+        text = _conversation(request, selected)
         tokens = tokenizer.encode(text, bool(request.add_special_tokens), stop_if_cancelled)
     return TokenizeReply(
         count=len(tokens),
-        max_model_len=chosen.window.max_model_len,
+        max_model_len=selected.window.max_model_len,
         tokens=tokens,
         token_strs=[tokenizer.token_piece(token) for token in tokens] if request.return_token_strs else None,
     )
 
 
-def _conversation(request: TokenizeRequest, chosen: Chosen) -> str:
+def _conversation(request: TokenizeRequest, selected: SelectedModel) -> str:
     conversation = ChatRequest(
         messages=request.messages or [],
         add_generation_prompt=request.add_generation_prompt,
@@ -101,10 +101,10 @@ def _conversation(request: TokenizeRequest, chosen: Chosen) -> str:
         tools=request.tools,
     )
     check_conversation(conversation)
-    return render(conversation, chosen.text, "give the text as `prompt`")
+    return render(conversation, selected.text, "give the text as `prompt`")
 
 
-def _detokenized(request: DetokenizeRequest, chosen: Chosen) -> DetokenizeReply:
-    tokenizer = chosen.text.tokenizer
-    ids = check_ids("tokens", request.tokens, chosen.window.vocabulary_size, tokenizer.without_token)
+def _detokenized(request: DetokenizeRequest, selected: SelectedModel) -> DetokenizeReply:
+    tokenizer = selected.text.tokenizer
+    ids = check_ids("tokens", request.tokens, selected.window.vocabulary_size, tokenizer.without_token)
     return DetokenizeReply(tokenizer.decode(ids, skip_special_tokens=False))

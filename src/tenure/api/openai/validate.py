@@ -1,6 +1,6 @@
-"""From a decoded body to a `Job`, or a 400. Nothing of a request reaches the engine but through here.
+"""From a decoded body to a `Job`, or a 400.
 
-Pure, and as slow as the body is long: a body that is not short is validated in a worker thread.
+Pure; takes time in proportion to the body, so a long body is validated in a worker thread.
 """
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ def completion_job(
 
 @dataclass(frozen=True)
 class _Body:
-    """What a job is made of; `numbers` are the numeric fields of the request."""
+    """A body with its context; `numbers` are the checked numeric fields of the request."""
 
     request: SamplingFields
     numbers: Numbers
@@ -98,7 +98,7 @@ class _Body:
     settings: ApiSettings
 
     def draft(self, priority: str | None) -> Job:
-        """A job before its prompts: what both routes check alike, before time is spent on tokenising."""
+        """Check what both routes share and return a job without prompts: refuses before time is spent on tokenizing."""
         request, numbers, settings = self.request, self.numbers, self.settings
         n = check_choices(numbers, self.model, settings)
         prompt_logprobs = check_prompt_logprobs(request, numbers, settings, self.window.vocabulary_size)
@@ -152,7 +152,7 @@ class _Body:
         logprobs: int | None,
         prompt_logprobs: int | None,
     ) -> Job:
-        """The job with its prompts. The two numbers of logprobs are what the engine is to compute."""
+        """The complete job. `logprobs` and `prompt_logprobs`: alternatives that the engine computes; None for none."""
         _check_prompt_logprobs(prompts, draft.n, prompt_logprobs, self.window.vocabulary_size)
         sampling = sampling_params(
             self.request,
@@ -175,7 +175,7 @@ class _Body:
 
 
 def _check_prompt_logprobs(prompts: Sequence[Sequence[int]], n: int, wanted: int | None, vocabulary_size: int) -> None:
-    """Bound what one answer may hold, since the logprobs of prompts come in one piece."""
+    """Raise a 400 when the logprobs of the prompts, which are sent in one message, would be too many."""
     each = vocabulary_size if wanted == -1 else (wanted or 0) + 1
     if wanted is not None and sum(map(len, prompts)) * n * each > _MAX_PROMPT_LOGPROBS:
         message = (
@@ -195,7 +195,7 @@ def _chat_logprobs(request: ChatRequest, body: _Body) -> int | None:
 
 
 def _echoed_prompts(given: Sequence[TextOrIds], prompts: Sequence[list[int]], body: _Body) -> list[str]:
-    """The prompts as texts: as they were given, unless they were given as ids or cut."""
+    """The text of each prompt for `echo`: as given, or decoded when it was given as ids or truncated."""
     cut = "truncate_prompt_tokens" in body.numbers
     skip = body.request.skip_special_tokens is not False
     decode = body.model.tokenizer.decode

@@ -1,9 +1,8 @@
-"""Ends requests by the names that callers know: those of this API process here, others by way of an engine.
+"""Ends requests by response id or label: those of this API process directly, others through an engine.
 
-The API process that serves a request is the one that decides how it has ended, since its client is told so; and what is
-decided stays, so that a repeat gets the same answer. Whatever is open and undecided is aborted, wherever it is: on its
-way to an engine, in one, or behind it, with an answer that its client does not read. Those that have ended are
-remembered, also when their engine is gone.
+The API process that serves a request decides its outcome, once, so a repeated cancel gets the same answer. Every open
+request without an outcome is aborted, in whichever stage it is. The latest ended requests are remembered here, also
+when their engine is gone.
 """
 
 import time
@@ -22,7 +21,7 @@ Known = list[CancelledRequest] | None
 
 
 async def end_named(exchanges: Iterable[Exchange], ended: EndedRequests, names: CancelByName) -> list[CancelledRequest]:
-    """End the open `exchanges` that are named; returns them when they are over, and those named that had `ended`."""
+    """Abort the named open `exchanges` and wait for their end; returns them and the named ones in `ended`."""
     started, ids, labels = time.monotonic(), dict.fromkeys(names.ids), frozenset(names.labels)
     named = [exchange for exchange in exchanges if exchange.work and _is_named(exchange, ids, labels, names.owner)]
     for exchange in named:
@@ -43,9 +42,9 @@ def _is_named(exchange: Exchange, ids: Iterable[str], labels: Iterable[str], own
 
 
 async def cancel(context: AppContext, ids: Sequence[str], labels: Sequence[str], owner: str) -> list[CancelledRequest]:
-    """End requests of any API process; returns those that are known.
+    """End requests of any API process; returns how the known ones have ended.
 
-    Raises ApiError when none is, but not everyone who may know one could be asked.
+    Raises a 503 when none is known and some process that may know one did not answer.
     """
     own = [request_id for request_id in ids if process_of(request_id) == context.process]
     others = [request_id for request_id in ids if process_of(request_id) != context.process]

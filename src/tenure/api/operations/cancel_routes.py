@@ -1,7 +1,7 @@
-"""`POST /v1/requests/{id}/cancel` and `POST /v1/requests/cancel`: end requests by the names that callers know.
+"""`POST /v1/requests/{id}/cancel` and `POST /v1/requests/cancel`: end requests by response id or label.
 
-An answer comes when nothing is held any more of what it names, and repeats what was told as long as that is remembered.
-Whoever waits for the ended request gets `aborted`: 409, or an error event in a stream.
+The answer is sent when the named requests hold nothing any more; a repeat gets the same answer as long as the ended
+request is remembered. The client of an ended request gets `aborted`: 409, or an error event in a stream.
 """
 
 import msgspec
@@ -15,7 +15,7 @@ from tenure.outcomes import Outcome
 
 MOST_NAMES = 1000
 LONGEST_NAME = MAX_LABEL_CHARACTERS
-"""In characters. No id is longer; and what is asked of an engine must stay far below the size of a message."""
+"""In characters. No id is longer, and a message to an engine stays far below its largest size."""
 
 
 class CancelRequests(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class CancelRequests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CancelledReply(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request has ended. `seconds`: from the order to end it until all was free; 0 if it had ended before."""
+    """How a request has ended. `seconds`: from the cancel until nothing was held; 0 if it had ended before."""
 
     id: str
     outcome: Outcome
@@ -53,7 +53,7 @@ async def cancel_one(call: Call) -> None:
 
 
 async def cancel_many(call: Call) -> None:
-    """End all requests with these ids, and all that live with one of these labels."""
+    """End all requests with these ids, and all open ones with one of these labels."""
     names = decode_body(call.body, _DECODER)
     ids, labels = list(dict.fromkeys(names.ids or ())), list(dict.fromkeys(names.labels or ()))
     if not ids and not labels:

@@ -1,4 +1,4 @@
-"""The page at `/docs`: it lists what `/openapi.json` says, and needs nothing from elsewhere."""
+"""The page at `/docs`: lists the routes of `/openapi.json`, without resources of other hosts."""
 
 PAGE = """<!doctype html>
 <html lang="en">

@@ -1,4 +1,4 @@
-"""The routes that tell about the server: models, health, load, ledger, metrics and the API's description."""
+"""The routes about the server itself: models, health, load, ledger, metrics, OpenAPI document."""
 
 import time
 from typing import Literal
@@ -28,7 +28,7 @@ LEDGER_TIMEOUT = 1.0
 
 
 class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):
-    """Tells clients nothing; it is there because they read it."""
+    """Constant but for its id; present because OpenAI's clients read it."""
 
     id: str
     object: Literal["model_permission"] = "model_permission"
@@ -47,7 +47,7 @@ class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """`root` is the model's first name, whichever `id` is; `max_model_len` is null until the model is loaded.
 
-    `tasks`, which vLLM's entry has not, are what the model can be asked for.
+    `tasks` (not in vLLM's entry) are those that the model supports.
     """
 
     id: str

@@ -1,7 +1,7 @@
 """The handlers of `/score`, `/rerank` and their aliases.
 
 One HTTP request is one request of the engine: its pairs, or its queries and documents, are admitted, scheduled and
-cancelled together. What is made of a query lives in the handler that scores with it, and nowhere else.
+cancelled together. Vectors of queries are kept by the handler until it has scored, and nowhere else.
 """
 
 import math
@@ -17,7 +17,7 @@ from tenure.api.common.pooling_fields import check_shared
 from tenure.api.common.pooling_job import PoolingJob, Vectors, feed_pooled
 from tenure.api.common.pooling_plan import default_prompt
 from tenure.api.common.reply import reading_usage
-from tenure.api.common.selection import Chosen, select_model
+from tenure.api.common.selection import SelectedModel, select_model
 from tenure.api.rerank.scoring import ClassScores, PairedScores, Scores, cosine, counted_rows, max_similarity, sigmoid
 from tenure.api.rerank.texts import entry_text, listed, read_sides, shown_document
 from tenure.api.rerank.types import (
@@ -61,14 +61,14 @@ class Pairs:
     """The texts to score: one query for all documents, or one for each."""
 
     names: tuple[str, str]
-    """The fields that they stand in."""
+    """The fields of the request that hold them, for messages."""
     queries: Sequence[str]
     documents: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Scored:
-    """One finite score for each document, in order; and what ranks them, where scores that differ look the same."""
+    """One finite score for each document, in order. `ranks` sort them: logits where scores saturate."""
 
     id: str
     scores: Sequence[float]
@@ -79,12 +79,12 @@ class Scored:
 async def score(call: Call) -> None:
     """Score pairs of texts, in the order in which they are given."""
     request = decode_body(call.body, _SCORE_DECODER)
-    chosen = select_model(call, request.model, TASK)
-    scored = await _score(call, chosen, request, Pairs(*read_sides(request, call.context.settings.max_inputs)))
+    selected = select_model(call, request.model, TASK)
+    scored = await _score(call, selected, request, Pairs(*read_sides(request, call.context.settings.max_inputs)))
     reply = ScoreReply(
         id=scored.id,
         created=int(time.time()),
-        model=chosen.text.name,
+        model=selected.text.name,
         data=[ScoreEntry(index=index, score=value) for index, value in enumerate(scored.scores)],
         usage=reading_usage(scored.prompt_tokens),
     )
@@ -92,9 +92,9 @@ async def score(call: Call) -> None:
 
 
 async def rerank(call: Call) -> None:
-    """Score documents by their query, and give the best of them, best first."""
+    """Score documents by a query, and answer with the best `top_n`, best first."""
     request = decode_body(call.body, _RERANK_DECODER)
-    chosen = select_model(call, request.model, TASK)
+    selected = select_model(call, request.model, TASK)
     if request.query is None:
         raise invalid_request("`query` is required.", "query")
     entries = listed(request.documents, "documents", call.context.settings.max_inputs)
@@ -103,7 +103,7 @@ async def rerank(call: Call) -> None:
     top_n = _number(request, "top_n") or len(entries)
     documents = [entry_text(entry, name, request.rank_fields or ()) for name, entry in entries]
     pairs = Pairs(("query", "documents"), [entry_text(request.query, "query")], documents)
-    scored = await _score(call, chosen, request, pairs)
+    scored = await _score(call, selected, request, pairs)
     best = sorted(range(len(documents)), key=lambda index: (-scored.ranks[index], index))[:top_n]
     shown = request.return_documents is not False
     results = [
@@ -117,7 +117,7 @@ async def rerank(call: Call) -> None:
     tokens = scored.prompt_tokens
     reply = RerankReply(
         id=scored.id,
-        model=chosen.text.name,
+        model=selected.text.name,
         results=results,
         usage=RerankUsage(prompt_tokens=tokens, total_tokens=tokens),
         meta=_meta(len(documents), tokens) if call.route == _META_PATH else UNSET,
@@ -125,28 +125,30 @@ async def rerank(call: Call) -> None:
     await call.respond_json(reply)
 
 
-async def _score(call: Call, chosen: Chosen, request: PairFields, pairs: Pairs) -> Scored:
+async def _score(call: Call, selected: SelectedModel, request: PairFields, pairs: Pairs) -> Scored:
     settings = call.context.settings
-    job = await call.compute(lambda: _job(request, pairs, chosen, settings, call.priority))
+    job = await call.compute(lambda: _job(request, pairs, selected, settings, call.priority))
     public_id = call.request_id
-    scores = _scores(chosen.text.profile, pairs)
-    await feed_pooled(call, chosen.engine, job, public_id, _taker(scores, chosen.text.profile, pairs, job))
+    scores = _scores(selected.text.profile, pairs)
+    await feed_pooled(call, selected.engine, job, public_id, _taker(scores, selected.text.profile, pairs, job))
     if not all(map(math.isfinite, scores.values)):
         raise internal_error("A score is not finite (NaN or infinity).")
     values = scores.values
-    if request.use_activation is not False and _scoring(chosen.text.profile) is Scoring.CROSS_ENCODER:
+    if request.use_activation is not False and _scoring(selected.text.profile) is Scoring.CROSS_ENCODER:
         values = [sigmoid(logit) for logit in values]
     return Scored(public_id, values, scores.values, job.prompt_tokens)
 
 
-def _job(request: PairFields, pairs: Pairs, chosen: Chosen, settings: ApiSettings, priority: str | None) -> PoolingJob:
-    """What the engine is asked for. Raises a 400."""
-    model, profile = chosen.text, chosen.text.profile
-    shared = check_shared(request, chosen, settings, priority)
+def _job(
+    request: PairFields, pairs: Pairs, selected: SelectedModel, settings: ApiSettings, priority: str | None
+) -> PoolingJob:
+    """The job for the engine. Raises a 400."""
+    model, profile = selected.text, selected.text.profile
+    shared = check_shared(request, selected, settings, priority)
     rules = PairRules(
         model=model,
-        vocabulary_size=chosen.window.vocabulary_size,
-        longest=chosen.text_window,
+        vocabulary_size=selected.window.vocabulary_size,
+        longest=selected.text_window,
         names=pairs.names,
         side=request.truncation_side or model.tokenizer.truncation_side,
         truncation=shared.truncation,
@@ -161,7 +163,7 @@ def _job(request: PairFields, pairs: Pairs, chosen: Chosen, settings: ApiSetting
         prompts=prompts.ids,
         segments=prompts.segments,
         unattended=prompts.unattended,
-        # Of classes the logits: in float32 the sigmoid of all above 17 is 1.
+        # Logits of classes, not probabilities: in float32 the sigmoid of everything above 17 is 1.
         params=PoolingParams(
             task=_POOLED[_scoring(profile)],
             activation=shared.activation and _scoring(profile) is not Scoring.CROSS_ENCODER,
@@ -181,7 +183,7 @@ def _prompts(profile: ModelProfile, pairs: Pairs, rules: PairRules) -> Prompts:
 
 
 def _instruction(request: PairFields, profile: ModelProfile) -> str | None:
-    """What makes a document fit: the request's words, or what the model was saved with."""
+    """The instruction that defines relevance: the request's, or the model's default; may be None."""
     other = (request.chat_template_kwargs or {}).get("instruction")
     if not (other is None or isinstance(other, str)):
         raise invalid_request("`chat_template_kwargs.instruction` must be a string.", "chat_template_kwargs")
@@ -201,7 +203,7 @@ def _scores(profile: ModelProfile, pairs: Pairs) -> Scores:
 
 
 def _taker(scores: Scores, profile: ModelProfile, pairs: Pairs, job: PoolingJob) -> Callable[[int, Vectors], None]:
-    """What takes the answers: `scores`, but for the rows of tokens that do not count."""
+    """Return the callback for the answers: `scores.take`, without the vectors of tokens that do not count."""
     if _scoring(profile) is not Scoring.LATE_INTERACTION:
         return scores.take
     late = profile.late_interaction
@@ -219,7 +221,7 @@ def _scoring(profile: ModelProfile) -> Scoring:
 
 
 def _number(request: PairFields, name: str) -> int:
-    """A whole number; 0 when it is not given."""
+    """The field as an int in its range; 0 when it is absent. Raises a 400."""
     value = getattr(request, name)
     return 0 if value is None else int(check_number(name, value, RANGES[name]))
 

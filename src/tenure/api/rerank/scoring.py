@@ -1,6 +1,6 @@
-"""From what an engine makes of texts to the scores of pairs, in any order in which the answers come.
+"""From vectors or logits of an engine to the scores of pairs, in whatever order the answers arrive.
 
-An owner here belongs to one HTTP request: what is made of the query is dropped with it.
+Each object belongs to one HTTP request.
 """
 
 import math
@@ -20,7 +20,7 @@ NO_TOKENS = -1e9
 
 
 class Scores(Protocol):
-    """Takes the answers one by one; when all have been taken, `values` has a score for each pair."""
+    """Takes the answers one by one, in any order; after the last one `values` has a score for each pair."""
 
     values: list[float]
 
@@ -39,9 +39,9 @@ class ClassScores:
 
 
 class PairedScores:
-    """Items are texts: the queries, then the documents. One query is for all documents, several have one each.
+    """Items are texts: the queries, then the documents. One query for all documents, or one for each.
 
-    Only the vectors of queries with documents to come are kept, and those of documents that came before their query.
+    Keeps the vectors of queries with missing documents, and of documents whose query is missing.
     """
 
     def __init__(self, similarity: Similarity, queries: int, documents: int) -> None:
@@ -53,7 +53,7 @@ class PairedScores:
 
     @property
     def kept(self) -> int:
-        """How many items' vectors are kept."""
+        """The number of items whose vectors are kept."""
         return len(self._known) + sum(map(len, self._early.values()))
 
     def take(self, index: int, vectors: Vectors) -> None:
@@ -76,12 +76,12 @@ class PairedScores:
 
 
 def sigmoid(logit: float) -> float:
-    """The probability that a logit stands for, as precisely as a float can have it."""
+    """1 / (1 + exp(-logit)), in float64 and without overflow."""
     return 1 / (1 + math.exp(-logit)) if logit >= 0 else math.exp(logit) / (1 + math.exp(logit))
 
 
 def cosine(first: Vectors, second: Vectors) -> float:
-    """The cosine of two vectors (width,), from -1 to 1; a 500 when one of them has no length."""
+    """The cosine of two vectors (width,), from -1 to 1; raises a 500 when one of them is zero."""
     length = float(np.linalg.norm(first)) * float(np.linalg.norm(second))
     if length == 0:
         raise internal_error("The model gave an embedding without length.")
@@ -99,5 +99,5 @@ def max_similarity(query: Vectors, document: Vectors) -> float:
 
 
 def counted_rows(vectors: Vectors, ids: Sequence[int], counted: CountedTokens) -> Vectors:
-    """Of a text's vectors, (tokens, width), those of tokens that count."""
+    """The rows of `vectors` (tokens, width) whose token id is in `counted`."""
     return vectors if counted.all else vectors[np.fromiter((token in counted for token in ids), bool, len(ids))]

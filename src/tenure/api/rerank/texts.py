@@ -1,4 +1,4 @@
-"""The texts of a score or rerank body: what stands on each side, and what of a document is read."""
+"""The texts of a score or rerank body: both sides of the pairs, and the text of each document."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ SPELLINGS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"
 
 
 def read_sides(request: ScoreRequest, most: int) -> tuple[tuple[str, str], list[str], list[str]]:
-    """The names of the two sides, and their texts: one to one, one to many, or many to as many. Raises a 400."""
+    """The field names and the texts of both sides: one to one, one to many, or n to n. Raises a 400."""
     names = _spelling(request)
     first, second = (
         [entry_text(entry, position) for position, entry in listed(getattr(request, name), name, most)]
@@ -66,7 +66,7 @@ def entry_text(entry: Entry, name: str, rank_fields: Sequence[str] = ()) -> str:
 
 
 def shown_document(entry: Entry, text: str) -> dict[str, Any]:
-    """A document as it is given back: its text, and all that it came with."""
+    """The `document` of a result: its text and all other keys of the request's entry."""
     if isinstance(entry, str):
         return {"text": text}
     return {**entry, "text": text} if entry.get("text") is None else entry

@@ -25,13 +25,13 @@ class PairFields(PoolingFields, frozen=True, kw_only=True):
     max_tokens_per_doc: Integer | None = None
     """0 = off; a document is cut further where query and special tokens leave less room."""
     instruction: str | None = None
-    """What makes a document fit a query; for models whose prompt has a place for it."""
+    """Defines relevance; for models whose prompt holds an instruction."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Another place for `instruction`; the rest is for the template of a model that is asked by one."""
+    """Variables of the reranker's chat template; `instruction` among them counts as the field."""
 
 
 class ScoreRequest(PairFields, frozen=True, kw_only=True):
-    """Exactly one of the four spellings of a pair: one to one, one to many, or many to as many."""
+    """Exactly one of the four spellings of a pair: one to one, one to many, or n to n."""
 
     queries: Side | None = None
     documents: Side | None = None
@@ -48,7 +48,7 @@ class RerankRequest(PairFields, frozen=True, kw_only=True):
     """Texts, and objects with a `text` or with fields that `rank_fields` names, mixed freely."""
     top_n: Integer | None = None
     return_documents: bool | None = None
-    """True unless it is said otherwise."""
+    """Default true."""
     rank_fields: list[str] | None = None
 
     max_chunks_per_doc: Any = None
