@@ -30,8 +30,8 @@ from tenure.errors import TenureError
 from tenure.http.cors import add_cors_headers
 from tenure.http.guard import Guard
 from tenure.http.web_server import web_server
-from tenure.observe.counters import CounterSchema, SharedCounters
-from tenure.observe.journal import ENGINE_CANCEL_SECONDS, RequestCounter
+from tenure.observe.counters import CounterSchema, SharedCounters, WorkerCounters
+from tenure.observe.journal import ENGINE_CANCEL_SECONDS
 from tenure.observe.logs import configure_logging
 from tenure.observe.reporting import RequestObserver, Tracer
 from tenure.process.descriptors import allow_descriptors
@@ -139,7 +139,7 @@ def _text_models(config: ApiConfig) -> dict[str, TextModel]:
 def _fleet(
     config: ApiConfig,
     texts: Mapping[str, TextModel],
-    counter: RequestCounter,
+    counter: WorkerCounters,
     process: str,
     end_here: EndNamed,
 ) -> Fleet:

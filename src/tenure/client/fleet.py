@@ -5,8 +5,7 @@ refused by one is in none when the next is asked.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Protocol
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
 
@@ -14,28 +13,9 @@ from tenure.client.engine import EngineClient, client_left, unavailable
 from tenure.client.generation import GenerationHandle, Refusal
 from tenure.errors import CallerError
 from tenure.outcomes import FinishReason, Outcome
-from tenure.wire.messages import (
-    BlockCounts,
-    CancelByName,
-    CancelledRequest,
-    EngineLedger,
-    ItemCounts,
-    ModelCard,
-    PermitCount,
-    PermitCounts,
-    SlotCounts,
-    Submit,
-)
+from tenure.wire.messages import CancelByName, CancelledRequest, EngineLedger, ModelCard, Submit
 
 _ASK_ANOTHER = (Outcome.QUEUE_FULL, Outcome.UNAVAILABLE)
-
-
-class Opener(Protocol):
-    """Has requests admitted: one engine, or all engines of a model."""
-
-    def open(
-        self, submit: Submit, cause: Callable[[], Outcome] = client_left
-    ) -> AbstractAsyncContextManager[GenerationHandle]: ...
 
 
 class ModelNotFound(CallerError):
@@ -120,6 +100,10 @@ class Served:
         return engine.outstanding_tokens, engine.open_requests, (index - self._first) % len(self.engines)
 
 
+Opener = EngineClient | Served
+"""Has requests admitted: one engine, or all engines of a model."""
+
+
 class Fleet:
     """The models in the order of the command line."""
 
@@ -196,16 +180,5 @@ class Fleet:
 
 
 def _silent(name: str, index: int) -> EngineLedger:
-    return EngineLedger(
-        model=name,
-        index=index,
-        epoch="",
-        answering=False,
-        conserved=False,
-        blocks=BlockCounts(0, 0, 0, 0, 0),
-        slots=SlotCounts(0, 0, 0),
-        permits=PermitCounts(PermitCount(0), PermitCount(0, 0), PermitCount(0, 0)),
-        items=ItemCounts(0, 0, 0, 0, 0),
-        finish_reasons={reason.value: 0 for reason in FinishReason},
-        holders=[],
-    )
+    reasons = {reason.value: 0 for reason in FinishReason}
+    return EngineLedger(model=name, index=index, answering=False, conserved=False, finish_reasons=reasons)

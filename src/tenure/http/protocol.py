@@ -27,6 +27,7 @@ import socket
 import struct
 from collections.abc import Callable
 from functools import partial
+from http import HTTPStatus
 from typing import Any, cast
 
 import h11
@@ -40,12 +41,6 @@ from tenure.http import errors
 from tenure.http.errors import ApiError, Dialect
 
 CONNECTION_KEY = "tenure.connection"
-_REASONS = {
-    400: b"Bad Request",
-    408: b"Request Timeout",
-    429: b"Too Many Requests",
-    431: b"Request Header Fields Too Large",
-}
 _EMPTY_LINES = re.compile(rb"(?:\r?\n)*")
 _WRITE_BUFFER_BYTES = 64 * 1024
 _DISCARD = struct.pack("ii", 1, 0)
@@ -161,10 +156,15 @@ class TenureProtocol(H11Protocol):
         self.timeout_keep_alive = limits.keep_alive_timeout  # type: ignore[assignment]  # any number will do
         self.conn = BoundedConnection(limits)
         self.connection = Connection(self._abort)
-        self.app = cast(Any, _WithConnection(cast(ASGIApp, config.loaded_app), self.connection))
+        self.app = cast(Any, self._serve)
         self.lingering = False
         self._timer: asyncio.TimerHandle | None = None
         """While a head is awaited, and while lingering or closing."""
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application, with its connection given to each request."""
+        scope.setdefault("extensions", {})[CONNECTION_KEY] = self.connection
+        await cast(ASGIApp, self.config.loaded_app)(scope, receive, send)
 
     # Callbacks of the transport
 
@@ -326,7 +326,8 @@ class TenureProtocol(H11Protocol):
             *((name.encode(), value.encode()) for name, value in refusal.headers.items()),
         ]
         self.logger.info("refused a connection: %s", json.dumps(refusal.message))
-        head = h11.Response(status_code=refusal.status, headers=headers, reason=_REASONS.get(refusal.status, b""))
+        reason = HTTPStatus(refusal.status).phrase.encode()
+        head = h11.Response(status_code=refusal.status, headers=headers, reason=reason)
         for event in (head, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event))
 
@@ -334,18 +335,6 @@ class TenureProtocol(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-class _WithConnection:
-    """ASGI middleware: puts the connection into the scope of every request."""
-
-    def __init__(self, app: ASGIApp, connection: Connection) -> None:
-        self._app = app
-        self._connection = connection
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("extensions", {})[CONNECTION_KEY] = self._connection
-        await self._app(scope, receive, send)
 
 
 def http_protocol(limits: HttpLimits) -> type[asyncio.Protocol]:

@@ -13,9 +13,8 @@ a request that is cancelled before its first token has no time to it. Times are 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from tenure.observe.counters import WorkStage
+from tenure.observe.counters import WorkerCounters, WorkStage
 from tenure.outcomes import Outcome
 from tenure.sampling import SamplingParams
 from tenure.wire.messages import Ended, ItemOutput, Submit
@@ -23,15 +22,6 @@ from tenure.wire.messages import Ended, ItemOutput, Submit
 FIRST_TOKEN_SECONDS = "time_to_first_token_seconds"
 INTER_TOKEN_SECONDS = "inter_token_seconds"
 ENGINE_CANCEL_SECONDS = "engine_cancel_seconds"
-
-
-class RequestCounter(Protocol):
-    """Where arrivals, stages, outcomes and samples are counted."""
-
-    def arrive(self, route: str) -> None: ...
-    def move(self, model: str, before: WorkStage, after: WorkStage | None) -> None: ...
-    def leave(self, route: str, model: str, outcome: Outcome) -> None: ...
-    def observe(self, histogram: str, value: float, model: str = "") -> None: ...
 
 
 @dataclass(slots=True)
@@ -79,7 +69,7 @@ class Asked:
 class Journal:
     """See the module's docstring. `model` is the served name under which the request is counted."""
 
-    counter: RequestCounter
+    counter: WorkerCounters
     times: Times
     model: str = ""
     stage: WorkStage = WorkStage.RECEIVED

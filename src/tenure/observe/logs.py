@@ -5,6 +5,7 @@ A record may carry `fields`, a mapping: they are keys of their own in JSON, and 
 
 import logging
 import sys
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -17,16 +18,13 @@ _LIBRARIES = ("uvicorn", "opentelemetry")
 def configure_logging(process: str, log_format: str = "text") -> None:
     """Send the logs of this process to standard error under its name."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(process) if log_format == "json" else _text_formatter(process))
+    text = logging.Formatter(f"%(asctime)s %(levelname)s [{process}] %(message)s")
+    handler.setFormatter(JsonFormatter(process) if log_format == "json" else text)
     for name, level in (("tenure", environment_log_level()), *((name, "WARNING") for name in _LIBRARIES)):
         root = logging.getLogger(name)
         root.handlers = [handler]
         root.setLevel(level)
         root.propagate = False
-
-
-def _text_formatter(process: str) -> logging.Formatter:
-    return logging.Formatter(f"%(asctime)s %(levelname)s [{process}] %(message)s")
 
 
 def announce(message: str, log_format: str = "text") -> None:
@@ -47,7 +45,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}{self._zone(record)}",
+            "time": datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "process": self._process,
             "logger": record.name,
@@ -57,7 +55,3 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
-
-    def _zone(self, record: logging.LogRecord) -> str:
-        zone = self.formatTime(record, "%z")
-        return f"{zone[:3]}:{zone[3:]}"

@@ -5,7 +5,8 @@ import time
 from typing import Protocol
 
 from tenure.http.exchange import Exchange
-from tenure.observe.journal import Journal, RequestCounter, Times
+from tenure.observe.counters import WorkerCounters
+from tenure.observe.journal import Journal, Times
 from tenure.observe.request_summary import RequestSummary, log_fields, log_text, summary_of
 from tenure.process.ended import EndedRequests
 from tenure.wire.messages import CancelledRequest
@@ -27,7 +28,7 @@ class RequestObserver:
     `log_bodies`: how many characters of a request's body are logged when it has been read; 0 is none at all.
     """
 
-    def __init__(self, counter: RequestCounter, *, log_bodies: int = 0, tracer: Tracer | None = None) -> None:
+    def __init__(self, counter: WorkerCounters, *, log_bodies: int = 0, tracer: Tracer | None = None) -> None:
         self.ended = EndedRequests()
         self._counter = counter
         self._log_bodies = log_bodies

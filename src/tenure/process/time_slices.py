@@ -7,6 +7,7 @@ short turns gets them sooner when it wakes, and in the long run no more of the c
 import ctypes
 import os
 import platform
+import struct
 
 _SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}
 """The number of the system call `sched_setattr`, for which Python has no name."""
@@ -14,19 +15,9 @@ _RESET_ON_FORK = 1
 """Threads that this one starts begin with turns of the usual length, and no priority above the usual one."""
 
 
-class _Attributes(ctypes.Structure):
-    """`struct sched_attr` of Linux, version 0."""
-
-    _fields_ = (
-        ("size", ctypes.c_uint32),
-        ("policy", ctypes.c_uint32),
-        ("flags", ctypes.c_uint64),
-        ("nice", ctypes.c_int32),
-        ("priority", ctypes.c_uint32),
-        ("runtime", ctypes.c_uint64),  # of a turn, in nanoseconds
-        ("deadline", ctypes.c_uint64),
-        ("period", ctypes.c_uint64),
-    )
+_ATTRIBUTES = struct.Struct("=IIQiIQQQ")
+"""`struct sched_attr` of Linux, version 0: size, policy, flags, nice, priority; then, in nanoseconds, the length of a
+turn, the deadline and the period."""
 
 
 def request_short_time_slices(seconds: float = 1e-4) -> bool:
@@ -40,11 +31,6 @@ def request_short_time_slices(seconds: float = 1e-4) -> bool:
         return False
     if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
         return False
-    attributes = _Attributes(
-        size=ctypes.sizeof(_Attributes),
-        policy=os.SCHED_OTHER,
-        flags=_RESET_ON_FORK,
-        nice=os.getpriority(os.PRIO_PROCESS, 0),
-        runtime=int(seconds * 1e9),
-    )
-    return bool(ctypes.CDLL(None).syscall(number, 0, ctypes.byref(attributes), 0) == 0)
+    nice, length = os.getpriority(os.PRIO_PROCESS, 0), int(seconds * 1e9)
+    attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, _RESET_ON_FORK, nice, 0, length, 0, 0)
+    return bool(ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0)

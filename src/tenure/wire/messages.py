@@ -221,38 +221,38 @@ class Heartbeat(Message, frozen=True):
 
 
 class BlockCounts(msgspec.Struct, frozen=True, gc=False):
-    total: int
-    free: int
-    cached: int
-    leased: int
-    quarantined: int
+    total: int = 0
+    free: int = 0
+    cached: int = 0
+    leased: int = 0
+    quarantined: int = 0
 
 
 class SlotCounts(msgspec.Struct, frozen=True, gc=False):
-    total: int
-    free: int
-    leased: int
+    total: int = 0
+    free: int = 0
+    leased: int = 0
 
 
 class PermitCount(msgspec.Struct, frozen=True, gc=False):
     """Requests have no limit of their own, and so no key for it."""
 
-    held: int
+    held: int = 0
     limit: int | UnsetType = UNSET
 
 
 class PermitCounts(msgspec.Struct, frozen=True, gc=False):
-    requests: PermitCount
-    items: PermitCount
-    tokens: PermitCount
+    requests: PermitCount = PermitCount()
+    items: PermitCount = PermitCount(limit=0)
+    tokens: PermitCount = PermitCount(limit=0)
 
 
 class ItemCounts(msgspec.Struct, frozen=True, gc=False):
-    waiting: int
-    fetching_kv: int
-    running: int
-    preempted: int
-    stalled: int
+    waiting: int = 0
+    fetching_kv: int = 0
+    running: int = 0
+    preempted: int = 0
+    stalled: int = 0
 
 
 class HolderRow(msgspec.Struct, frozen=True, gc=False):
@@ -311,18 +311,18 @@ class EngineFigures(msgspec.Struct, frozen=True, gc=False):
 
 
 class EngineLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine's entry in `GET /ledger`."""
+    """One engine's entry in `GET /ledger`; that of one that does not answer is empty."""
 
     model: str
     index: int
-    epoch: str
+    epoch: str = ""
     answering: bool
-    blocks: BlockCounts
-    slots: SlotCounts
-    permits: PermitCounts
-    items: ItemCounts
+    blocks: BlockCounts = BlockCounts()
+    slots: SlotCounts = SlotCounts()
+    permits: PermitCounts = PermitCounts()
+    items: ItemCounts = ItemCounts()
     finish_reasons: dict[str, int]
-    holders: list[HolderRow]
+    holders: list[HolderRow] = []
     conserved: bool = True
     tokens: TokenCounts = TokenCounts()
     steps: int = 0
