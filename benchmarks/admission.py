@@ -27,7 +27,7 @@ from benchmarks.texts import Texts
 from benchmarks.workload import DOCUMENTS
 from tenure.client import EngineClient, Refusal
 from tenure.pooling import PoolingParams, PoolingTask
-from tenure.process.time_slices import request_short_time_slices
+from tenure.process.system import request_short_time_slices
 from tenure.sampling import SamplingParams
 from tenure.wire.messages import Submit
 

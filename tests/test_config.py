@@ -42,7 +42,7 @@ CHOICE = ModelChoice(name="m", served_names=("m", "ž"), kind=SourceKind.GGUF, p
     ids=["engine", "api"],
 )
 def test_exactly_one_line_is_read(config: EngineConfig | ApiConfig) -> None:
-    """The pipe is the life line afterwards, and its end is for others to find."""
+    """The pipe is the control pipe afterwards, and its end is for others to find."""
     reading, writing = os.pipe()
     os.write(writing, msgspec.json.encode(config) + b"\nrest")
     assert read_config(type(config), reading) == config

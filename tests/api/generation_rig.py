@@ -24,7 +24,7 @@ from tenure.prompts.chat_template import ChatTemplate
 from tenure.prompts.text_model import GenerationDefaults, ScorePrompt, TextModel
 from tenure.sampling import TokenLogprobs
 from tenure.text.pairs import PairTemplate
-from tenure.text.special_tokens import Frame
+from tenure.text.special_tokens import SpecialTokens
 from tenure.wire.messages import CancelByName, CancelledByName, Ended, ItemOutput, ModelCard, Submit
 
 BEGIN, END, WITHOUT_TOKEN, VOCABULARY = 256, 257, 258, 260
@@ -47,14 +47,14 @@ class ByteTokenizer:
     def __init__(self, begins: bool = False, ends: bool = False) -> None:
         self.bos_token_id = BEGIN if begins else None
         before, after = ((BEGIN,) if begins else ()), ((END,) if ends else ())
-        self.frame = Frame(before, after)
+        self.special_tokens = SpecialTokens(before, after)
         self.pair_template = PairTemplate(before, after, after, typed_between=len(after), typed=ends)
         self.encoded_by: set[int] = set()
         """Identities of the threads that encoded something."""
 
     def encode(self, text: str, add_special_tokens: bool = True, between: Callable[[], None] = no_stop) -> list[int]:
         (own,) = self.encode_plain([text], between)
-        return self.frame.around(own) if add_special_tokens else own
+        return self.special_tokens.around(own) if add_special_tokens else own
 
     def encode_plain(self, texts: Sequence[str], between: Callable[[], None] = no_stop) -> list[list[int]]:
         self.encoded_by.add(threading.get_ident())

@@ -106,7 +106,7 @@ def test_any_decoder_can_be_read_for_its_last_state(tmp_path: Path) -> None:
         read_profile(folder(tmp_path), "token_embed")
 
 
-def test_a_gguf_file_can_judge_and_embed() -> None:
+def test_a_gguf_file_can_rerank_and_embed() -> None:
     source = resolve_source("smollm2")
     assert read_profile(source).tasks == ("generate",)
     assert read_profile(source, "score").answer_tokens == ("no", "yes")

@@ -75,7 +75,7 @@ class Peer:
 class Rig:
     """A thread that runs, seen from the engine's main thread."""
 
-    def __init__(self, path: Path, lifeline: int) -> None:
+    def __init__(self, path: Path, control_pipe: int) -> None:
         self.path = path
         self.orders: queue.Queue[Order] = queue.Queue(1000)
         self.peers: list[Peer] = []
@@ -84,7 +84,7 @@ class Rig:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         listener.listen()
-        self.thread = IOThread(EngineServer("epoch", 0), listener, lifeline, self.reports.put)
+        self.thread = IOThread(EngineServer("epoch", 0), listener, control_pipe, self.reports.put)
 
     def open(self) -> None:
         self.thread.start_serving(CARD, ROOMY, self.orders, lambda: self.progress)
@@ -294,7 +294,7 @@ threading.Event().wait()  # as an engine in an endless step
 
 
 def test_the_engine_ends_with_its_life_line(tmp_path: Path) -> None:
-    """Whatever its main thread does; what was written to the life line meanwhile is no end."""
+    """Whatever its main thread does; what was written to the control pipe meanwhile is no end."""
     process = subprocess.Popen(
         [sys.executable, "-c", _ENGINE, str(tmp_path / "engine.sock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from tenure.config import ApiSettings, HttpLimits
-from tenure.process.descriptors import allow_descriptors
+from tenure.process.system import allow_descriptors
 from tests.api.generation_rig import Rig, assert_refused
 from tests.api.pooling_rig import pooling_rig
 from tests.http.rig import serving

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from tenure.kernels import native
 from tenure.layers.after_attention import AfterAttention, CompiledSteps, StepByStep, after_attention
-from tenure.layers.layer_norm import LayerNorm
 from tenure.layers.linear import LINEAR_BACKENDS, Activation, linear_factory
+from tenure.layers.norm import LayerNorm
 from tests.layers.threads import threads as using
 
 CPU = torch.device("cpu")

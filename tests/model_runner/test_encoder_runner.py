@@ -10,7 +10,7 @@ from tenure.core.plan import Row, RowResult, Start, StepPlan
 from tenure.errors import InternalError
 from tenure.layers.texts import TextBatch
 from tenure.model_runner.encoder_runner import EncoderRunner
-from tenure.model_runner.pooled_row import NO_LENGTH, NOT_FINITE
+from tenure.model_runner.pooling_head import NO_LENGTH, NOT_FINITE
 from tenure.outcomes import Outcome
 from tenure.pooling import Pooled, PoolingParams, PoolingTask
 from tenure.sampling import SamplingParams

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tenure.model_runner.pooled_row import NOT_FINITE
-from tenure.model_runner.pooling_head import PoolingHead
+from tenure.model_runner.pooling_head import NOT_FINITE, PoolingHead
 from tenure.outcomes import Outcome
 from tenure.pooling import PoolingParams, PoolingTask
 from tests.model_runner.history_model import TABLE, VOCABULARY, Bench, HistoryModel, key_of, params, row, start

@@ -147,7 +147,7 @@ def test_a_reranker_with_a_template_and_an_instruction_of_its_own(tmp_path: Path
     theirs.save(str(tmp_path / "saved"))
     source = ResolvedSource(SourceKind.FOLDER, tmp_path / "saved", "m")
     profile, tokenizer = read_profile(source), load_tokenizer(source)
-    assert (dict(profile.prompts), profile.default_prompt, profile.saved_as_judge) == (prompts, "web", True)
+    assert (dict(profile.prompts), profile.default_prompt, profile.saved_as_reranker) == (prompts, "web", True)
     template = ChatTemplate.of(tokenizer)
     write = score_prompt_of(profile, template)
     assert write is not None

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-_RAISE = "import sys; from tenure.process.descriptors import allow_descriptors as allow; print(allow(int(sys.argv[1])))"
+_RAISE = "import sys; from tenure.process.system import allow_descriptors as allow; print(allow(int(sys.argv[1])))"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.process.time_slices import request_short_time_slices
+from tenure.process.system import request_short_time_slices
 
 
 def turn() -> int | None:

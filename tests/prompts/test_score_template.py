@@ -4,7 +4,7 @@ import pytest
 
 from tenure.errors import CallerError
 from tenure.prompts.chat_template import ChatTemplate
-from tenure.prompts.score_template import template_prompt
+from tenure.prompts.reranker_prompt import template_prompt
 
 FLAT = (
     '{%- set asked = messages | selectattr("role", "eq", "system") | map(attribute="content") | first -%}'

@@ -230,7 +230,7 @@ def test_draining_lets_the_child_finish_its_work(programs: Programs) -> None:
 
 
 def test_stopping_does_not_wait_for_work(programs: Programs) -> None:
-    """The child's life line ends; nobody sends it a signal that it could misread as drain."""
+    """The child's control pipe ends; nobody sends it a signal that it could misread as drain."""
     spec = programs.spec(_DRAINS.replace("    signal.pause()", "    wait_end_of_file()\n    os._exit(0)"))
 
     async def scenario() -> None:

@@ -98,7 +98,7 @@ mark("ended")
     async def scenario() -> None:
         async with running(spec):
             await until(lambda: len(programs.reports) == 3)
-        assert programs.marks == ["ended"]  # by the end of its life line, in its own way
+        assert programs.marks == ["ended"]  # by the end of its control pipe, in its own way
 
     with nothing_left():
         run(scenario)

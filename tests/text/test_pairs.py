@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tenure.errors import CallerError
 from tenure.source import ResolvedSource, SourceKind
-from tenure.text.pairs import cut, share_room
+from tenure.text.pairs import cut, longest_first
 from tenure.text.tokenizer import load_tokenizer
 
 WORDS = ["hello", "world", "what", "is", "a", "panda", "the", "bear", "of", "china", "##s"]
@@ -73,7 +73,7 @@ def encode_pair(tokenizer, first, second, limit=None, side="right"):
     """Two texts as one sequence of at most `limit` tokens, and how many of its first tokens have token type 0."""
     one, two = tokenizer.encode_plain([first, second])
     if limit is not None:
-        for_one, for_two = share_room(len(one), len(two), limit - tokenizer.pair_template.special_tokens)
+        for_one, for_two = longest_first(len(one), len(two), limit - tokenizer.pair_template.special_tokens)
         one, two = cut(one, for_one, side), cut(two, for_two, side)
     return tokenizer.pair_template.join(one, two)
 
@@ -144,8 +144,8 @@ def test_a_text_that_is_no_unicode_is_refused(tmp_path):
     ],
 )
 def test_the_longer_text_gives_way(lengths, kept):
-    assert share_room(*lengths, 10) == kept
-    assert sum(share_room(*lengths, 9)) == min(9, sum(lengths))
+    assert longest_first(*lengths, 10) == kept
+    assert sum(longest_first(*lengths, 9)) == min(9, sum(lengths))
 
 
 def test_other_threads_run_while_many_texts_are_encoded(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import Tokenizer, models, processors
 
-from tenure.text.special_tokens import Frame, read_frame
+from tenure.text.special_tokens import SpecialTokens, read_special_tokens
 
 VOCABULARY = {"[CLS]": 0, "[SEP]": 1, "[UNK]": 2, "a": 3, "b": 4}
 
@@ -20,35 +20,35 @@ def template(single: str) -> processors.TemplateProcessing:
 
 
 @pytest.mark.parametrize(
-    ("processor", "frame"),
+    ("processor", "special"),
     [
-        (None, Frame()),
-        (processors.BertProcessing(("[SEP]", 1), ("[CLS]", 0)), Frame((0,), (1,))),
-        (processors.RobertaProcessing(("[SEP]", 1), ("[CLS]", 0)), Frame((0,), (1,))),
-        (template("[CLS] $A"), Frame((0,), ())),
-        (template("$A [SEP]"), Frame((), (1,))),
-        (template("[CLS] [CLS] $A [SEP]"), Frame((0, 0), (1,))),
+        (None, SpecialTokens()),
+        (processors.BertProcessing(("[SEP]", 1), ("[CLS]", 0)), SpecialTokens((0,), (1,))),
+        (processors.RobertaProcessing(("[SEP]", 1), ("[CLS]", 0)), SpecialTokens((0,), (1,))),
+        (template("[CLS] $A"), SpecialTokens((0,), ())),
+        (template("$A [SEP]"), SpecialTokens((), (1,))),
+        (template("[CLS] [CLS] $A [SEP]"), SpecialTokens((0, 0), (1,))),
     ],
 )
-def test_the_frame_is_what_the_tokenizer_adds(processor, frame):
+def test_the_frame_is_what_the_tokenizer_adds(processor, special):
     tokenizer = backend(processor)
-    assert read_frame(tokenizer) == frame
-    assert frame.around([4]) == tokenizer.encode("b").ids
-    assert frame.size == len(tokenizer.encode("b").ids) - 1
+    assert read_special_tokens(tokenizer) == special
+    assert special.around([4]) == tokenizer.encode("b").ids
+    assert special.size == len(tokenizer.encode("b").ids) - 1
 
 
 def test_a_vocabulary_without_letters_is_asked_for_a_piece_of_its_own():
     tokenizer = backend(template("[CLS] $A [SEP]"), models.BPE({"[CLS]": 0, "[SEP]": 1, "q": 2}, []))
-    assert read_frame(tokenizer) == Frame((0,), (1,))
+    assert read_special_tokens(tokenizer) == SpecialTokens((0,), (1,))
 
 
 def test_a_tokenizer_that_makes_nothing_of_anything_has_a_frame_all_the_same():
-    assert read_frame(backend(template("[CLS] $A [SEP]"), models.BPE({"[CLS]": 0, "[SEP]": 1}, []))).size == 2
+    assert read_special_tokens(backend(template("[CLS] $A [SEP]"), models.BPE({"[CLS]": 0, "[SEP]": 1}, []))).size == 2
 
 
 def test_inside_takes_the_frame_off_where_there_is_one():
-    frame = Frame((0,), (1,))
-    assert frame.inside([0, 5, 6, 1]) == [5, 6]
-    assert frame.inside([0, 1]) == []
-    assert [frame.inside(ids) for ids in ([0], [1], [], [0, 5], [5, 1])] == [None] * 5
-    assert Frame().inside([5]) == [5]
+    special = SpecialTokens((0,), (1,))
+    assert special.inside([0, 5, 6, 1]) == [5, 6]
+    assert special.inside([0, 1]) == []
+    assert [special.inside(ids) for ids in ([0], [1], [], [0, 5], [5, 1])] == [None] * 5
+    assert SpecialTokens().inside([5]) == [5]

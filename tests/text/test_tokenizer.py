@@ -334,7 +334,7 @@ class TestFolder:
         tokenizer = load_folder(folder)
         begin, end = around
         assert tokenizer.decode(tokenizer.encode("ab"), skip_special_tokens=False) == f"{begin}ab{end}"
-        assert tokenizer.frame.around(tokenizer.encode_plain(["ab"])[0]) == tokenizer.encode("ab")
+        assert tokenizer.special_tokens.around(tokenizer.encode_plain(["ab"])[0]) == tokenizer.encode("ab")
 
     def test_templates_get_the_special_tokens_that_are_named(self, tmp_path):
         config = {"eos_token": "</s>", "pad_token": {"content": "<pad>"}, "cls_token": None}

@@ -34,10 +34,8 @@ from tenure.observe.counters import CounterSchema, SharedCounters, WorkerCounter
 from tenure.observe.journal import ENGINE_CANCEL_SECONDS
 from tenure.observe.logs import configure_logging
 from tenure.observe.reporting import RequestObserver, Tracer
-from tenure.process.descriptors import allow_descriptors
-from tenure.process.lifeline import die_with_parent, end_of_file
 from tenure.process.reports import HEARTBEAT_INTERVAL, Alive, Failed, Serving, offer_report, write_report
-from tenure.process.time_slices import request_short_time_slices
+from tenure.process.system import allow_descriptors, die_with_parent, end_of_file, request_short_time_slices
 from tenure.prompts.text_model import TextModel, load_text_model, score_prompt_of
 from tenure.request_id import new_process_name
 from tenure.wire.messages import CancelByName, CancelledRequest

@@ -14,7 +14,7 @@ from tenure.errors import CallerError, ResourceError
 
 
 class EncoderHead(StrEnum):
-    """What a checkpoint has on top of its layers."""
+    """The head of an encoder's checkpoint."""
 
     NONE = "none"
     """Nothing that is served: its hidden states make embeddings."""
@@ -44,12 +44,12 @@ ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """What a classifier tells apart."""
+    """The classes of a classifier."""
 
     labels: tuple[str, ...] = ()
     """By number."""
-    several_apply: bool = False
-    """Each class is a question of its own, and more than one may hold."""
+    multi_label: bool = False
+    """Multi-label: the classes are independent (sigmoid instead of softmax)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class EncoderConfig:
     vocab_size: int
     max_position_embeddings: int
     first_position: int
-    """The number of a text's first position: RoBERTa counts from behind its padding token's."""
+    """The position id of a text's first token: 0, or in RoBERTa the id after the padding token's."""
     type_vocab_size: int
     layer_norm_eps: float
     activation: str
@@ -81,7 +81,7 @@ class EncoderConfig:
 
 
 def encoder_head(raw: Raw) -> EncoderHead | None:
-    """What kind of encoder a `config.json` describes; None for anything else."""
+    """The head of the encoder that a `config.json` describes; None when it describes no encoder."""
     architectures = raw.get("architectures")
     if isinstance(architectures, list) and architectures:
         return ENCODER_ARCHITECTURES.get(str(architectures[0]))
@@ -122,7 +122,7 @@ def _from_raw(raw: Raw, folder: Path) -> EncoderConfig:
     head = encoder_head(raw)
     assert head is not None
     with_classes = head in (EncoderHead.CLASSES, EncoderHead.TOKEN_CLASSES)
-    several_apply = raw.get("problem_type") == "multi_label_classification"
+    multi_label = raw.get("problem_type") == "multi_label_classification"
     return EncoderConfig(
         model_type=str(raw["model_type"]),
         head=head,
@@ -136,7 +136,7 @@ def _from_raw(raw: Raw, folder: Path) -> EncoderConfig:
         type_vocab_size=int(raw.get("type_vocab_size", 2)),
         layer_norm_eps=float(raw.get("layer_norm_eps", 1e-12)),
         activation=str(raw.get("hidden_act", "gelu")),
-        classes=Classes(class_labels(raw), several_apply) if with_classes else Classes(),
+        classes=Classes(class_labels(raw), multi_label) if with_classes else Classes(),
         projection_size=_projection_size(raw, folder) if head is EncoderHead.TOKEN_PROJECTION else 0,
     )
 
@@ -156,7 +156,7 @@ def class_labels(raw: Raw) -> tuple[str, ...]:
 
 
 def _projection_size(raw: Raw, folder: Path) -> int:
-    """ColBERT keeps it in a file of its own; converted checkpoints put it in the configuration."""
+    """Size of a token's embedding: from ColBERT's own file, or from `config.json` in converted checkpoints."""
     own = read_object(folder / "artifact.metadata", required=False)
     for size in (raw.get("dim"), raw.get("colbert_dim"), raw.get("projection_dim"), own.get("dim")):
         if size is not None:

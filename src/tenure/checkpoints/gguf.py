@@ -60,14 +60,14 @@ class _Malformed(Exception):
 
 
 class _Cursor:
-    """A place in the map. Each read moves it on, and is checked against the size."""
+    """A read position in the map. Each read advances it, and is checked against the size of the file."""
 
     def __init__(self, buffer: mmap.mmap, at: int = 0) -> None:
         self.buffer = buffer
         self.at = at
 
     def skip(self, length: int) -> int:
-        """Where it was before."""
+        """Advance by `length` bytes; returns the position before."""
         start, size = self.at, len(self.buffer)
         if start + length > size:
             raise _Malformed(f"truncated: {length} bytes wanted at offset {start}, the file has {size}")
@@ -90,7 +90,7 @@ class _Cursor:
         return self.strings(1, keep=True)[0]
 
     def value(self, kind: int, *, keep: bool, depth: int = 0) -> Value:
-        """The value here; without `keep` it is only checked, and what is returned means nothing."""
+        """Read a value; without `keep` it is only checked, and the returned value is undefined."""
         if kind in _SCALARS:
             return self.numbers(kind, 1, keep=True)[0]
         if kind == _STRING:
@@ -196,7 +196,7 @@ class GGUFFile:
         return self._buffer
 
     def close(self) -> None:
-        """Let go of the map; it is unmapped at once, or with the last view from `data`."""
+        """Close the map; the memory is unmapped at once, or with the last view from `data`."""
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
             try:
@@ -213,7 +213,7 @@ class GGUFFile:
 
 def _map(path: Path) -> mmap.mmap:
     try:
-        # A pipe would block on opening: look before.
+        # Opening a pipe would block, so the type is checked first.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ResourceError(f"{path}: not a regular file")
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""The JSON files that describe a model, read without trusting them."""
+"""Reading of the JSON files that describe a model; every fault in them is a ResourceError."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ MAX_JSON_BYTES = 16 << 20
 
 @contextmanager
 def sensible(path: Path, of: str) -> Iterator[None]:
-    """Where something is made `of` the values in a file: when that fails, a ResourceError names the file, and why."""
+    """Scope in which `of` is made from values of a file; any failure becomes a ResourceError that names the file."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -38,7 +38,7 @@ def read_object(path: Path, *, required: bool = True) -> Raw:
 
 
 def read_length(path: Path, raw: Raw, key: str) -> int | None:
-    """A number of tokens among what `path` says; None where it says nothing. ResourceError names what is none."""
+    """The field `key`, a positive number of tokens; None when it is absent. Raises ResourceError for another value."""
     length = raw.get(key)
     if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
         raise ResourceError(f"{path}: a {key} of {length!r} makes no sense")

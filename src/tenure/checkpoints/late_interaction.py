@@ -1,7 +1,7 @@
-"""How a late-interaction model reads queries and documents: what sentence-transformers and PyLate write of it.
+"""The settings of late-interaction models for queries and documents, as sentence-transformers and PyLate save them.
 
-Settings of texts stand in `sentence_bert_config.json`, those of PyLate beside the prompts; the tokens that count in the
-folder of a module, or again beside the prompts. What is missing means what it means to sentence-transformers' loader.
+Lengths are read from `sentence_bert_config.json`, or in PyLate's form from `config_sentence_transformers.json`; masked
+tokens from the module's folder, or again from that file. Defaults are those of sentence-transformers' loader.
 """
 
 import string
@@ -18,18 +18,18 @@ from tenure.errors import CallerError, ResourceError
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """A query is lengthened by one token, again and again, behind its last special token."""
+    """Query expansion: one token is appended repeatedly after the query's last special token."""
 
     length: int
-    """Tokens of a query then, special ones included."""
+    """Tokens of an expanded query, special ones included."""
     token: int
     attend: bool
-    """Other tokens attend to these; they themselves attend to the others in any case."""
+    """Whether the other tokens attend to the appended ones; these attend to all others in any case."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountedTokens:
-    """Which tokens of a text are compared with those of another."""
+    """The tokens of a text that take part in the comparison (MaxSim)."""
 
     skipped: frozenset[int] = frozenset()
     only: frozenset[int] | None = None
@@ -45,10 +45,10 @@ class CountedTokens:
 
 @dataclass(frozen=True, slots=True)
 class LateInteraction:
-    """How the two sides of a pair are read, and which of their tokens count."""
+    """Lengths, expansion and counted tokens of queries and documents."""
 
     query_length: int | None = None
-    """A longer query is cut, special tokens included; None: it may be as long as any text."""
+    """Most tokens of a query, special ones included; a longer one is truncated. None: the model's window."""
     document_length: int | None = None
     expansion: Expansion | None = None
     counted_in_query: CountedTokens = CountedTokens()
@@ -56,7 +56,7 @@ class LateInteraction:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a text that has a length of its own; 0 when none has."""
+        """The greater of the two lengths; 0 when neither is set."""
         expanded = 0 if self.expansion is None else self.expansion.length
         return max(self.query_length or 0, self.document_length or 0, expanded)
 
@@ -71,7 +71,7 @@ _PYLATE_MARKS = (
     "document_prefix",
     "skiplist_words",
 )
-"""By these a file is known for PyLate's, whose queries are lengthened unless it says otherwise."""
+"""A file with one of these keys is PyLate's, where query expansion is on by default."""
 _PYLATE_LENGTH = 32
 _PYLATE_TYPE = "ColBERT"
 """Folders with this `model_type` list no module that picks tokens, and mean one that skips punctuation."""
@@ -79,9 +79,9 @@ _STRATEGIES = ("fixed", "min")
 
 
 def read_late_interaction(folder: Path, masks: Sequence[Path] | None, config: EncoderConfig) -> LateInteraction:
-    """Read it for a model of this shape.
+    """Read the settings of a model in `folder`.
 
-    `masks` are the folders of the modules that pick tokens; None where no modules are listed, and one is understood.
+    `masks` are the folders of the token-mask modules; None without a `modules.json`, where one mask is implied.
     Raises CallerError for settings that are not served, ResourceError for files that cannot be read or make no sense.
     """
     raw = read_object(folder / "config_sentence_transformers.json", required=False)
@@ -99,12 +99,12 @@ def read_late_interaction(folder: Path, masks: Sequence[Path] | None, config: En
     picked = masks is None or masks or raw.get("model_type") == _PYLATE_TYPE
     if picked or late.expansion is None or late.expansion.attend:
         return late
-    # Nobody sees these tokens, and no module makes them count.
+    # Without a module that counts them, expansion tokens that no token attends to have no effect.
     return replace(late, expansion=None)
 
 
 def _pylate_settings(folder: Path, raw: Raw) -> dict[str, Any]:
-    """The settings that stand beside the prompts, under the names of sentence-transformers."""
+    """PyLate's settings from `config_sentence_transformers.json`, under the names of sentence-transformers."""
     found = {key: raw[key] for key in _SETTINGS if key in raw and (raw[key] is not None or key == "query_expansion")}
     if "query_expansion" in found or not any(key in raw for key in _PYLATE_MARKS):
         return found
@@ -121,7 +121,7 @@ def _within(window: int, length: int | None) -> int | None:
 
 
 def _expanded(folder: Path, late: LateInteraction, asked: Raw, config: EncoderConfig) -> LateInteraction:
-    """With queries that are lengthened: to a length that is also where they are cut, or (`min`) is not."""
+    """`late` with query expansion. Its length also truncates queries, unless the strategy is `min`."""
     strategy, attend = asked.get("strategy"), asked.get("attend", False)
     unknown = set(asked) - {"strategy", "attend", "token", "length"}
     if unknown or strategy not in _STRATEGIES or not isinstance(attend, bool):
@@ -145,7 +145,7 @@ def _expanded(folder: Path, late: LateInteraction, asked: Raw, config: EncoderCo
 
 
 def _expansion_token(folder: Path, named: str | None) -> int:
-    """The token named, else the tokenizer's mask token, else its end token."""
+    """The id of the token `named`, else of the tokenizer's mask token, else of its end token."""
     known = folder_tokens(folder)
     # What Transformers' tokenizers of these models call it by themselves.
     usual = "[MASK]" if read_object(folder / "config.json").get("model_type") == "bert" else "<mask>"
@@ -159,7 +159,7 @@ def _expansion_token(folder: Path, named: str | None) -> int:
 
 
 def _counted(folder: Path, raw: Raw, masks: Sequence[Path] | None) -> LateInteraction:
-    """Which tokens count, by all modules that pick them."""
+    """The counted tokens of both sides, from all token-mask modules."""
     pickers: list[Raw] = [read_object(mask / "config.json", required=False) for mask in masks or ()]
     if raw.get("model_type") == _PYLATE_TYPE:
         words = raw.get("skiplist_words")
@@ -184,5 +184,5 @@ def _counted(folder: Path, raw: Raw, masks: Sequence[Path] | None) -> LateIntera
 
 
 def _ids(words: set[str], known: Mapping[str, int]) -> frozenset[int]:
-    """A word that is no token skips nothing."""
+    """The ids of those words that are tokens."""
     return frozenset(known[word] for word in words if word in known)

@@ -1,4 +1,4 @@
-"""What a model is: read from `config.json` or GGUF metadata, without touching weights and without torch.
+"""The shape of a decoder, read from `config.json` or GGUF metadata, without weights and without torch.
 
 Every number that sizes anything is checked here, so the code that builds the model can rely on it.
 """
@@ -21,7 +21,7 @@ SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty",
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained window. `kind` is `linear` or `llama3`."""
+    """The scaling of rotary frequencies. `kind` is `linear` or `llama3`."""
 
     kind: str
     factor: float
@@ -32,7 +32,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: the base of the frequencies, and how they are stretched."""
+    """Rotary positions: the base of the frequencies, and their scaling."""
 
     theta: float
     scaling: RopeScaling | None = None
@@ -40,7 +40,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Biases:
-    """Which products of a layer add one."""
+    """Which linear layers of a decoder layer have a bias."""
 
     qkv: bool = False
     output: bool = False
@@ -66,7 +66,7 @@ class ModelConfig:
     head_norms: bool = False
     """Each query and key head is normalised before it is rotated."""
     layer_windows: tuple[int | None, ...] = ()
-    """For each layer how many tokens a token sees (itself included); None is all of them. Empty: all, everywhere."""
+    """The sliding window of each layer in tokens, the token itself included; None: no window. Empty: none anywhere."""
 
     def window_of(self, layer: int) -> int | None:
         return self.layer_windows[layer] if self.layer_windows else None
@@ -85,9 +85,9 @@ def read_config(source: ResolvedSource) -> ModelConfig:
 
 
 def read_sampling_defaults(source: ResolvedSource) -> dict[str, Any]:
-    """The sampling values that the model's authors recommend, under their API names and unchecked; those it names only.
+    """The sampling values of the model's generation config: those of `SAMPLING_KEYS` that it has, unchecked.
 
-    `do_sample` has no say here, as in vLLM.
+    `do_sample` is ignored, as in vLLM.
     """
     if source.kind is SourceKind.GGUF:
         with GGUFFile.open(source.path) as file:
@@ -135,7 +135,7 @@ def _from_folder(folder: Path) -> ModelConfig:
 
 
 def _windows(raw: Raw, architecture: str, num_layers: int) -> tuple[int | None, ...]:
-    """Of Mistral's layers all have the window, of Qwen's those listed or, without a list, the last ones."""
+    """The window of each layer: Mistral's all have it; Qwen's those in `layer_types`, or without it the last ones."""
     window, qwen = _optional_int(raw.get("sliding_window")), architecture.startswith("qwen")
     if window is None or architecture == "llama" or (qwen and not raw.get("use_sliding_window")):
         return ()

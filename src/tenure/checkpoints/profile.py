@@ -1,6 +1,6 @@
-"""What a model can do and how it is to be used, read from its files: engines and API processes both go by it.
+"""The tasks of a model and the settings for them, read from its files by engines and API processes alike.
 
-No torch here, and no weights are touched.
+Reads no weights and needs no torch.
 """
 
 from collections.abc import Mapping
@@ -53,35 +53,35 @@ class Scoring(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
-    """See the module's docstring."""
+    """The tasks of a model and the settings for them."""
 
     tasks: tuple[str, ...]
-    """What routes may ask for, the model's own first: `generate`, or `score` and the values of `PoolingTask`."""
+    """The supported tasks, the model's main one first: `generate`, or `score` and the values of `PoolingTask`."""
     whole_texts: bool = False
-    """An encoder: every token sees the whole text, so that it must be read in one piece."""
+    """An encoder: attention is bidirectional, so a text cannot be computed in chunks."""
     scoring: Scoring | None = None
     late_interaction: LateInteraction = field(default_factory=LateInteraction)
-    """How queries and documents are read where tokens are compared."""
+    """Settings for queries and documents when `scoring` is late interaction."""
     pooling: PoolingMode = PoolingMode.MEAN
     normalize: bool = False
-    """Embeddings have length 1, unless a request asks for them as they are."""
+    """Embeddings are normalised to length 1, unless a request turns it off."""
     embedding_size: int = 0
-    """Numbers in an embedding; 0 for a model that gives none."""
+    """Width of an embedding; 0 for a model without embeddings."""
     dimensions: tuple[int, ...] = ()
-    """The shorter sizes that it was trained for (Matryoshka)."""
+    """The smaller embedding sizes for which it was trained (Matryoshka)."""
     max_length: int | None = None
-    """Tokens of a text, special ones included: of an encoder always what it can read at most, or less where its authors
-    recommend less. None leaves it to the model's window."""
+    """Most tokens of a text, special ones included: an encoder's window, or less if its files recommend less. None:
+    the model's window."""
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """By name, what goes in front of a text for a certain use, such as `query`."""
+    """Prompts by name, such as `query`; a prompt is put before a text."""
     default_prompt: str | None = None
-    """The name of the one that goes in front of every text that names none."""
+    """The name of the prompt for requests that name none."""
     labels: tuple[str, ...] = ()
-    """Of its classes, by number."""
+    """The names of its classes, by number."""
     answer_tokens: tuple[str, str] | None = None
-    """A decoder that answers whether a document fits a query: its words for no and yes."""
-    saved_as_judge: bool = False
-    """A LogitScore module makes it one, so that its chat template is made for a query and a document."""
+    """For a decoder that reranks: its tokens for no and yes, whose logits are compared."""
+    saved_as_reranker: bool = False
+    """It has a LogitScore module, so its chat template takes a query and a document."""
 
     @property
     def generates(self) -> bool:
@@ -89,12 +89,12 @@ class ModelProfile:
 
     @property
     def pooling_task(self) -> PoolingTask:
-        """What it does with a text when nothing is said; for a model that pools."""
+        """The default task of `/pooling`; only for a model that pools."""
         return next(PoolingTask(task) for task in self.tasks if task in set(PoolingTask))
 
 
 def read_profile(source: ResolvedSource, task: str | None = None) -> ModelProfile:
-    """Read what a model can do. `task`, one of `config.TASKS`, says what it is for when its files leave a choice.
+    """Read the profile of a model. `task`, one of `config.TASKS`, is the operator's choice where there is one.
 
     Raises CallerError for a model that is not served or cannot do the task, ResourceError for a file that cannot be
     read or makes no sense.
@@ -103,10 +103,10 @@ def read_profile(source: ResolvedSource, task: str | None = None) -> ModelProfil
         raise CallerError(f"no task {task!r} (there are: {', '.join(TASKS)})")
     profile = _read_own(source)
     if profile.generates and task == PoolingTask.EMBED:
-        # Any decoder can be read so, whatever its embeddings are worth.
+        # Works for any decoder, whether or not it was trained for embeddings.
         profile = _decoder_embedding(source, {}, SentenceModules(pooling=PoolingMode.LAST, normalize=True))
     elif profile.generates and task in ("score", "classify"):
-        profile = _judge(source)
+        profile = _reranker(source)
     if task is None or task == profile.tasks[0]:
         return profile
     if task not in profile.tasks:
@@ -117,7 +117,7 @@ def read_profile(source: ResolvedSource, task: str | None = None) -> ModelProfil
 
 
 def _read_own(source: ResolvedSource) -> ModelProfile:
-    """What the files say."""
+    """The profile by the model's files alone."""
     if source.kind is SourceKind.GGUF:
         return ModelProfile(tasks=("generate",))
     raw = read_object(source.path / "config.json")
@@ -140,15 +140,15 @@ def _decoder(source: ResolvedSource, raw: Raw) -> ModelProfile:
     if words is not None:
         if not (isinstance(words, list) and len(words) == 2 and all(isinstance(word, str) for word in words)):
             raise CallerError(f"{source.path}: a score from the tokens {words!r} is not served (of no and yes, it is)")
-        return replace(_judge(source, *words), saved_as_judge=answers is not None)
+        return replace(_reranker(source, *words), saved_as_reranker=answers is not None)
     if isinstance(architectures, list) and any("ForSequenceClassification" in str(name) for name in architectures):
         return _decoder_classifier(source.path, raw)
     modules = read_modules(source.path)
     return ModelProfile(tasks=("generate",)) if modules is None else _decoder_embedding(source, raw, modules)
 
 
-def _judge(source: ResolvedSource, no: str = "no", yes: str = "yes") -> ModelProfile:
-    """A decoder that is asked whether a document fits a query."""
+def _reranker(source: ResolvedSource, no: str = "no", yes: str = "yes") -> ModelProfile:
+    """The profile of a decoder that reranks by the logits of two tokens."""
     advice = _advice(source)
     return ModelProfile(
         tasks=("score", "classify"),
@@ -197,7 +197,7 @@ def _decoder_embedding(source: ResolvedSource, raw: Raw, modules: SentenceModule
 
 
 def _embedder(raw: Raw, size: int, advice: UsageAdvice, window: int | None) -> ModelProfile:
-    """What all embedding models have, to be completed. Encoders have a window."""
+    """The fields that all embedding models share. `window` is None for decoders."""
     return ModelProfile(
         tasks=(),
         whole_texts=window is not None,
@@ -230,7 +230,7 @@ def _encoder(folder: Path, raw: Raw, config: EncoderConfig) -> ModelProfile:
 def _embedding(folder: Path, raw: Raw, config: EncoderConfig) -> ModelProfile:
     modules = read_modules(folder)
     if modules is None:
-        # As sentence-transformers reads such a folder: the mean, at whatever length it has.
+        # sentence-transformers' default for such a folder: mean pooling, not normalised.
         modules = SentenceModules(pooling=PoolingMode.MEAN)
     if modules.pooling is None:
         return _late_interaction(folder, raw, config, _width(modules, config))
@@ -274,7 +274,7 @@ def _late_interaction(folder: Path, raw: Raw, config: EncoderConfig, size: int) 
 
 
 def _with_token_embeddings(source: ResolvedSource, profile: ModelProfile) -> ModelProfile:
-    """An embedding model whose tokens are compared one by one. What follows its pooling has no say in it."""
+    """The profile of an embedding model used for late interaction; the modules after its pooling are ignored."""
     size = read_encoder_config(source.path).hidden_size
     return replace(
         profile,

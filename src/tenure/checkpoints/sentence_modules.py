@@ -1,7 +1,7 @@
-"""What sentence-transformers writes beside a model: which modules follow it, and how it is meant to be used.
+"""The files of sentence-transformers: the modules after a model, and its recommended settings.
 
-`modules.json` lists the modules of a model, each with a folder for its settings. Read without torch; weights of a
-Dense module are read by whoever builds the model.
+`modules.json` lists the modules of a model, each with a folder for its settings. Read without torch; the weights of a
+Dense module are read by the model's loader.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from tenure.errors import CallerError, ResourceError
 
 
 class PoolingMode(StrEnum):
-    """Which hidden states make the one vector of a text."""
+    """How the hidden states of a text become one vector."""
 
     CLS = "cls"
     MEAN = "mean"
@@ -25,7 +25,7 @@ class PoolingMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DenseModule:
-    """A linear layer, with weights in a folder of its own, and what follows it."""
+    """A linear layer with an activation; its weights are in `folder`."""
 
     folder: Path
     inputs: int
@@ -34,7 +34,7 @@ class DenseModule:
     activation: str
     """`none`, or one of `layers.linear.Activation`."""
     every_token: bool
-    """It changes the embeddings of tokens, not that of a text."""
+    """It applies to each token's embedding, not to the pooled one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class SentenceModules:
 
 @dataclass(frozen=True, slots=True)
 class UsageAdvice:
-    """How its authors use a model."""
+    """The recommended settings of a model."""
 
     max_length: int | None = None
     """Tokens of a text, special ones included."""
@@ -92,7 +92,7 @@ def read_answers(folder: Path) -> tuple[int, int] | None:
 
 
 def read_token_masks(folder: Path) -> list[Path] | None:
-    """The folders of the modules that pick the tokens that count; None when there is no `modules.json`.
+    """The folders of the token-mask modules; None when there is no `modules.json`.
 
     Raises as `read_modules`.
     """
@@ -181,15 +181,15 @@ def _dense(folder: Path, pooled: bool) -> DenseModule:
 
 
 def read_advice(folder: Path, *, sides: bool = False) -> UsageAdvice:
-    """How a model is to be used, from whichever of the files are there. Raises as `read_modules`.
+    """The recommended settings, from those of the files that exist. Raises as `read_modules`.
 
-    `sides`: queries and documents may be read in two ways, which `read_late_interaction` knows. Else that is refused.
+    `sides`: accept separate settings for queries and documents (`read_late_interaction` reads them), else refuse them.
     """
     path = folder / "config_sentence_transformers.json"
     raw = read_object(path, required=False)
     with sensible(path, "how to use the model"):
         prompts = {str(name): str(prompt or "") for name, prompt in (raw.get("prompts") or {}).items()}
-        # PyLate keeps what goes in front of a query and a document by itself, ahead of any prompt.
+        # PyLate stores the prefixes of queries and documents apart; they come before any prompt.
         for key, name in (("query_prefix", "query"), ("document_prefix", "document")):
             if prefix := raw.get(key):
                 prompts[name] = str(prefix) + prompts.get(name, "").removeprefix(str(prefix))
@@ -201,7 +201,7 @@ def read_advice(folder: Path, *, sides: bool = False) -> UsageAdvice:
 
 
 def _max_length(folder: Path, *, alike: bool) -> int | None:
-    """Most tokens of a text; where queries and documents are read alike, neither may have other settings."""
+    """Most tokens of a text; None without a limit. `alike`: raise when queries and documents have different ones."""
     path = folder / "sentence_bert_config.json"
     own = read_object(path, required=False)
     longest = read_length(path, own, "max_seq_length") or _length_of_tokenizer(folder)
@@ -222,14 +222,14 @@ def _max_length(folder: Path, *, alike: bool) -> int | None:
 
 
 def _length_of_tokenizer(folder: Path) -> int | None:
-    """What the tokenizer was saved with."""
+    """The `model_max_length` of the tokenizer; None when it has no limit."""
     saved = read_object(folder / "tokenizer_config.json", required=False).get("model_max_length")
     # Transformers writes 10^30 where it knows of no limit.
     return saved if isinstance(saved, int) and 1 <= saved < 1 << 30 else None
 
 
 def matryoshka_sizes(raw: Raw, size: int) -> tuple[int, ...]:
-    """The shorter sizes at which embeddings of `size` numbers are good, by a model's `config.json`."""
+    """The Matryoshka sizes below `size` that a `config.json` lists."""
     stated = raw.get("matryoshka_dimensions")
     if isinstance(stated, list):
         return tuple(sorted({int(entry) for entry in stated if isinstance(entry, int) and 1 <= entry < size}))

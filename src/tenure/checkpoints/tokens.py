@@ -1,4 +1,4 @@
-"""The tokens of a model, by their ids and as its vocabulary writes them; read without the library that tokenises."""
+"""The ids and vocabulary entries of a model's tokens, read without the tokenizers library."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,9 +45,9 @@ def folder_tokens(folder: Path) -> dict[str, int]:
 
 
 def named_tokens(folder: Path) -> dict[str, str | None]:
-    """The special tokens of a model folder by their names, such as `pad_token`; None for one that it is not to have.
+    """The special tokens of a model folder by name, such as `pad_token`; None for a name that is set to null.
 
-    Older folders keep some in a file of their own. Raises ResourceError.
+    Older folders have some in `special_tokens_map.json`. Raises ResourceError.
     """
     found: dict[str, str | None] = {}
     for path in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):

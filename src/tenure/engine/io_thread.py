@@ -14,9 +14,8 @@ from tenure.core.admission import GateLimits
 from tenure.core.report import Output
 from tenure.engine.engine_server import EngineServer
 from tenure.engine.orders import Ending, EngineSnapshot, Order, Progress, Stop
-from tenure.process.lifeline import end_of_file
 from tenure.process.reports import HEARTBEAT_INTERVAL, Alive
-from tenure.process.time_slices import request_short_time_slices
+from tenure.process.system import end_of_file, request_short_time_slices
 from tenure.wire import sockets
 from tenure.wire.messages import ModelCard
 
@@ -28,7 +27,7 @@ _TELL_TIMEOUT = 1.0
 
 
 class IOThread:
-    """Runs `EngineServer` on `listener` until `stop`, or until `lifeline` reports the supervisor's end.
+    """Runs `EngineServer` on `listener` until `stop`, or until `control_pipe` reports the supervisor's end.
 
     The engine's main thread calls `start`, then `start_serving`, then runs the loop, with this object as its
     `Port`; `stop` at the end. What the loop tells is handed over through a bounded queue. `report` is called once a
@@ -36,12 +35,12 @@ class IOThread:
     """
 
     def __init__(
-        self, engine_server: EngineServer, listener: socket.socket, lifeline: int, report: Callable[[Alive], None]
+        self, engine_server: EngineServer, listener: socket.socket, control_pipe: int, report: Callable[[Alive], None]
     ) -> None:
         self._engine_server = engine_server
         self._report = report
         self._listener = listener
-        self._lifeline = lifeline
+        self._control_pipe = control_pipe
         self._told: queue.Queue[Callable[[], None]] = queue.Queue(_TOLD_LIMIT)
         self._anything_told = anyio.Event()
         self._thread = threading.Thread(target=self._run, name="tenure-io", daemon=True)
@@ -139,7 +138,7 @@ class IOThread:
             group.start_soon(self._engine_server.heartbeat)
             group.start_soon(self._report_alive)
             group.start_soon(self._deliver)
-            group.start_soon(self._watch_lifeline)
+            group.start_soon(self._exit_with_supervisor)
             self._started.set()
 
     async def _report_alive(self) -> None:
@@ -150,7 +149,7 @@ class IOThread:
             self._report(Alive(step=step, busy=runs or waiting))
             await anyio.sleep(HEARTBEAT_INTERVAL)
 
-    async def _watch_lifeline(self) -> None:
-        await end_of_file(self._lifeline)
+    async def _exit_with_supervisor(self) -> None:
+        await end_of_file(self._control_pipe)
         # Without its supervisor the engine has nobody to work for, and the step that runs need not be waited for.
         os._exit(0)

@@ -2,7 +2,7 @@
 
     I/O thread (engine_server)  <- bounded queues ->  main thread (engine loop)
 
-Everything the process owns ends with `main`. It ends when the supervisor closes the life line or is gone, and when
+Everything the process owns ends with `main`. It ends when the supervisor closes the control pipe or is gone, and when
 either thread ends.
 """
 
@@ -28,8 +28,8 @@ from tenure.engine.pace import Pace
 from tenure.engine.threads import ThreadGovernor
 from tenure.errors import CallerError, ResourceError
 from tenure.observe.logs import configure_logging
-from tenure.process.lifeline import die_with_parent
 from tenure.process.reports import Failed, Loaded, offer_report, write_report
+from tenure.process.system import die_with_parent
 
 logger = logging.getLogger("tenure.engine")
 
@@ -43,7 +43,7 @@ def main() -> int:
     listener, report, parent = (int(argument) for argument in sys.argv[1:4])
     die_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are the supervisor's to answer; it closes the life line
+        signal.signal(number, signal.SIG_IGN)  # they are the supervisor's to answer; it closes the control pipe
     config = read_config(EngineConfig, sys.stdin.fileno())
     configure_logging(config.title, config.log_format)
     sys.setswitchinterval(_SWITCH_INTERVAL)

@@ -1,4 +1,4 @@
-"""What `paged_attention.c` needs to know of a step, for all layers of a model.
+"""The arguments of `paged_attention.c` for one step, shared by all layers of a model.
 
 Legend: N query heads, S sequences, B blocks per table, I tiles, K tasks.
 """
@@ -63,7 +63,7 @@ ATTENTION_LAYOUT = (
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Numbers and sizes of heads and blocks, where the library can read them."""
+    """Numbers and sizes of heads and blocks, as a struct of the library at `address`."""
 
     shape: AttentionShape
     address: int
@@ -77,7 +77,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What to attend to in a step, for all layers with one window; it keeps alive what the library reads."""
+    """The `attention_plan` of one step for all layers with one window; it keeps the memory alive that it points to."""
 
     address: int
     _kept: tuple[object, ...]
@@ -103,7 +103,7 @@ def plan_attention(
     sequences: IntArray,
     window: int | None,
 ) -> AttentionPlan:
-    """Plan attention for all rows of `sequences`, numbers into the other arrays; its cost hardly grows with theirs."""
+    """Plan attention for all rows of `sequences`, which are indices into the arrays; vectorised over sequences."""
     shape, reach = heads.shape, NO_WINDOW if window is None else window
     rows_per_tile = min(ROWS_PER_TASK, MAX_QUERIES // (shape.num_heads // shape.num_kv_heads))
     tiles = _tiles(query_starts_S, context_lengths_S, sequences, rows_per_tile, reach)
@@ -170,6 +170,6 @@ def _tasks(tiles: _Tiles) -> tuple[IntArray, IntArray, int]:
 
 
 def _repeat(values: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Each value `counts` times, and which of its copies each one is."""
+    """Each value repeated `counts` times, and the index of each copy (0, 1, ...) among those of its value."""
     ends = np.cumsum(counts)
     return np.repeat(values, counts), np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)

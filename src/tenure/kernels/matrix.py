@@ -1,4 +1,4 @@
-"""Weights as `product.c` and `after_attention.c` take them.
+"""Weights in the layout of `product.c` and `after_attention.c`.
 
 Legend: I inputs, O outputs, G panels, D hidden size.
 """
@@ -49,7 +49,7 @@ LAYER_LAYOUT = (BLOCK_ROWS, PANEL, *map(ctypes.sizeof, (_Matrix, _LayerNorm, _Af
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Weights in the order in which they are read, and a bias; it keeps alive what the library reads."""
+    """Weights packed into panels, and a bias; it keeps the memory alive that `struct` points to."""
 
     inputs: int
     outputs: int
@@ -75,7 +75,7 @@ class Matrix:
 
 
 class NormWeights(Protocol):
-    """Of a layer normalisation, contiguous."""
+    """The contiguous weights of a layer normalisation."""
 
     @property
     def weight_D(self) -> torch.Tensor: ...
@@ -93,11 +93,11 @@ def _norm_struct(norm: NormWeights) -> _LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class LayerMatrices:
-    """All that an encoder's layer needs after its attention; it keeps alive what the library reads."""
+    """The weights of an encoder layer after its attention; it keeps the memory alive that `struct` points to."""
 
     hidden: int
     inner: int
-    """How many numbers a row has between `up` and `down`."""
+    """The intermediate size, between `up` and `down`."""
     struct: _AfterAttention
     _kept: tuple[object, ...]
 

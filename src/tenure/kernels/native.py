@@ -1,4 +1,4 @@
-"""The kernels of the C files here, loaded with ctypes. An installation may lack them; `can_run` tells.
+"""The kernels of the C files here, loaded with ctypes. An installation may lack them (see `can_run`).
 
 They are plain C11 with GCC's vector types, without headers of Python or torch. Nothing there allocates or keeps state.
 Results do not depend on what else is in a batch, nor on the number of threads: every sum has one fixed order, and
@@ -144,7 +144,7 @@ class NativeKernels:
         return out_TO
 
     def after_attention(self, layer: LayerMatrices, attended_TD: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
-        """What an encoder's layer does after its attention, shape (T, D); a row is the same in any batch."""
+        """The part of an encoder layer after attention, shape (T, D); a row's result does not depend on the batch."""
         assert attended_TD.is_contiguous()
         assert x_TD.is_contiguous()
         assert attended_TD.shape == x_TD.shape == (len(x_TD), layer.hidden)

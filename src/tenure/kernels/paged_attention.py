@@ -18,7 +18,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What is the same for all attention layers of a model."""
+    """The sizes that all attention layers of a model share."""
 
     num_heads: int
     num_kv_heads: int
@@ -47,7 +47,7 @@ class Prefill:
     first_row: int
     last_row: int
     blocks: tuple[torch.Tensor, torch.Tensor] | None
-    """What to gather for keys and for values; None when all that these rows see is among themselves."""
+    """Indices to gather for keys and for values; None when these rows attend only to each other."""
     num_keys: int
     """Gathered tokens that exist; the last block may be partly empty."""
     mask_QL: torch.Tensor | None

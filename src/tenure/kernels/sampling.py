@@ -1,4 +1,4 @@
-"""What `sampling.c` needs to know of the occupants of slots, and what it tells of rows without a token."""
+"""The layout of the sampling parameters for `sampling.c`, and its error numbers for rows without a token."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,5 +26,5 @@ NOT_FINITE, NOTHING_LEFT, ADJUSTED_NOT_FINITE = -1, -2, -3
 
 
 def scratch_size(width: int) -> int:
-    """How many numbers a thread of the library works on, for a row of this width."""
+    """The number of floats of scratch memory per thread, for rows of this width."""
     return 3 * width + 6 * BLOCK

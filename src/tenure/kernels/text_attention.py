@@ -1,4 +1,4 @@
-"""What `texts.c` needs to know of a batch of texts, for all layers of a model.
+"""The arguments of `texts.c` for a batch of texts, shared by all layers of a model.
 
 Legend: S texts, K tasks.
 """
@@ -38,7 +38,7 @@ TEXT_LAYOUT = (MAX_QUERIES, MAX_HEAD_DIM, ctypes.sizeof(_TextPlan), TASK_NUMBERS
 
 @dataclass(frozen=True, slots=True)
 class TextPlan:
-    """How the rows of some texts attend; it keeps alive what the library reads."""
+    """The `text_plan` of some texts; it keeps the memory alive that it points to."""
 
     address: int
     _kept: tuple[object, ...]

@@ -2,15 +2,14 @@
 
 State: the tensors in `layers`, allocated once, as one piece, and never resized. Owner: the engine, which makes one
 cache per model. Writers: the attention layers of the running step, at the slots of blocks that are leased to the items
-of that step; and `clear`, for blocks that nobody else holds. This module keeps no account of which block is whose (that
-is the ledger's).
+of that step; and `clear`, for blocks without another holder. Which item holds which block is known to the ledger alone.
 
 Layout of a layer: (num_blocks, 2, num_kv_heads, block_size, head_dim); index 0 of the second dimension is the key, 1
 the value. A block is contiguous, and so is each head within it. A slot is block * block_size + offset. Keys are stored
 rotated.
 
-Memory starts as zeros, and is finite between steps: an attention back end may multiply stale slots by zero. So whoever
-runs a step asks `finite` of all slots that it has written, and clears what is not.
+Memory starts as zeros, and is finite between steps: an attention back end may multiply stale slots by zero. So the
+model runner checks `finite` for all slots that a step has written, and clears blocks that are not.
 """
 
 import math
@@ -26,7 +25,7 @@ _CHECK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What one cached token looks like."""
+    """The sizes of one cached token."""
 
     num_layers: int
     num_kv_heads: int
@@ -60,7 +59,7 @@ class KVCache:
         return all(_finite(vectors.index_select(1, self._vectors_at(part_T))) for part_T in parts)
 
     def _vectors_at(self, slots_T: torch.Tensor) -> torch.Tensor:
-        """Which vectors of a layer, counted through, are the keys and values of these slots."""
+        """Indices of the keys and values of these slots among all (block, key or value, head) vectors of a layer."""
         per_slot = 2 * self.shape.num_kv_heads
         first_T = slots_T // self.block_size * (per_slot * self.block_size) + slots_T % self.block_size
         offsets = torch.arange(0, per_slot * self.block_size, self.block_size, device=slots_T.device)

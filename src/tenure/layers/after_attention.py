@@ -1,4 +1,4 @@
-"""What an encoder's layer does with each row after its attention, behind a seam.
+"""The part of an encoder layer after attention (output projection, norms, feed-forward), behind a seam.
 
 Legend: T rows, D hidden size.
 """
@@ -12,8 +12,8 @@ import torch
 
 from tenure.kernels.matrix import LayerMatrices
 from tenure.kernels.native import NativeKernels
-from tenure.layers.layer_norm import LayerNorm
 from tenure.layers.linear import Activation, Linear, NativeLinear
+from tenure.layers.norm import LayerNorm
 
 
 class AfterAttention(Protocol):
@@ -26,7 +26,7 @@ class AfterAttention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepByStep:
-    """All rows do one thing after the other, with any products, on any device."""
+    """The default: one operation after the other on all rows, with any linear layers, on any device."""
 
     output: Linear
     attention_norm: LayerNorm
@@ -47,7 +47,7 @@ _FUNCTIONS: Mapping[Activation, int] = MappingProxyType(
 
 
 class CompiledSteps:
-    """The compiled one: some rows at a time do all of it, so that what is between the products stays in the caches."""
+    """The native kernel: all operations on a few rows at a time, so that intermediate results stay in the caches."""
 
     def __init__(self, layer: LayerMatrices) -> None:
         self._layer = layer
@@ -58,7 +58,7 @@ class CompiledSteps:
 
 
 def after_attention(steps: StepByStep) -> AfterAttention:
-    """The fastest way to do this, which depends on the products."""
+    """The native kernel if all linear layers are native, else `steps` itself."""
     output, up, down = steps.output, steps.up, steps.down
     if not (isinstance(output, NativeLinear) and isinstance(up, NativeLinear) and isinstance(down, NativeLinear)):
         return steps

@@ -22,13 +22,13 @@ class PackedBatch:
     token_ids_T: torch.Tensor
     positions_T: torch.Tensor
     slot_mapping_T: torch.Tensor
-    """Where each row's key and value go: block * block_size + offset."""
+    """The cache slot of each row's key and value: block * block_size + offset."""
     query_starts_S: IntArray
     """S + 1 entries."""
     context_lengths_S: IntArray
     """Tokens visible to the last row of each sequence, itself included."""
     block_tables_SB: IntArray
-    """Padded to the longest; what stands in the padding is never looked at."""
+    """Padded to the longest; the padding is never read."""
     block_size: int
 
 

@@ -1,6 +1,5 @@
-"""Attention of encoders, where every token sees its whole text and no other, behind a seam: a back end prepares what
-the layers share for some texts, then attends once per layer. Of a text that was lengthened the last tokens are seen by
-none, themselves included.
+"""Bidirectional attention within each text, for encoders, behind a seam: a back end prepares what the layers share,
+then attends once per layer. No token attends to the last `unattended` tokens of a text.
 
 Legend: T rows, N heads, H head size, G texts of one length, L their length.
 """
@@ -26,7 +25,7 @@ Attend = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TextShape:
-    """What is the same for all attention layers of an encoder."""
+    """The sizes that all attention layers of an encoder share."""
 
     num_heads: int
     head_dim: int
@@ -39,7 +38,7 @@ TextAttention = Callable[[Sequence[AlikeTexts]], Attend]
 
 
 def torch_attention(_shape: TextShape) -> TextAttention:
-    """Torch's own operation. Texts that are alike go together."""
+    """Torch's own operation, once for each group of alike texts."""
     return lambda texts: partial(_attend_alike, texts)
 
 

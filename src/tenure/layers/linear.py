@@ -18,7 +18,7 @@ from tenure.kernels.matrix import Matrix
 
 
 class Activation(StrEnum):
-    """What may follow a product, number by number."""
+    """An element-wise function after a linear layer."""
 
     NONE = "none"
     GELU = "gelu"
@@ -74,7 +74,7 @@ _FUNCTIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = Mappin
 
 
 class PackedLinear:
-    """oneDNN's product on packed weights: the fastest of those that come with torch on a CPU."""
+    """oneDNN's product on packed weights: torch's fastest on a CPU."""
 
     def __init__(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
         self._packed = onednn.pack_weight(weight_NK)
@@ -104,7 +104,7 @@ _FUSED: Mapping[Activation, tuple[str, str]] = MappingProxyType(
 
 
 class NativeLinear:
-    """The library's product: the fastest for float32 with AVX-512, and the same for a row in any batch."""
+    """The native kernel: the fastest for float32 with AVX-512; a row's result does not depend on the batch."""
 
     def __init__(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
         self.matrix = Matrix.of(weight_NK, bias_N)

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation (Zhang and Sennrich, 2019).
+"""Layer normalisation (Ba et al., 2016) and root-mean-square normalisation (Zhang and Sennrich, 2019).
 
 Legend: T rows, D hidden size, M heads (queries, keys and values), H head size.
 """
@@ -6,6 +6,7 @@ Legend: T rows, D hidden size, M heads (queries, keys and values), H head size.
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from tenure.layers.rowwise import RowKernels
 
@@ -39,3 +40,15 @@ class HeadNorms:
             (self.key, heads_TMH[:, first_key:first_value]),
         ):
             part_TNH.copy_(norm(part_TNH.reshape(-1, part_TNH.shape[-1])).view(part_TNH.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """(x - mean) / sqrt(variance + eps) * weight + bias, row by row."""
+
+    weight_D: torch.Tensor
+    bias_D: torch.Tensor
+    eps: float
+
+    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x_TD, self.weight_D.shape, self.weight_D, self.bias_D, self.eps)

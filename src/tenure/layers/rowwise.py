@@ -1,4 +1,4 @@
-"""What a decoder does to each row by itself between its products, behind a seam.
+"""The row-wise operations of a decoder between its linear layers (norm, activation), behind a seam.
 
 Legend: T rows, D hidden size, F intermediate size.
 """

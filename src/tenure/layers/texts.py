@@ -1,4 +1,4 @@
-"""What one forward pass of an encoder reads: whole texts, packed into rows without padding.
+"""The input of one forward pass of an encoder: whole texts, packed into rows without padding.
 
 Legend: T rows (tokens of all texts), S texts.
 """
@@ -21,7 +21,7 @@ class AlikeTexts:
     num_texts: int
     length: int
     unattended: int = 0
-    """How many of the last rows of each no row attends to; fewer than all."""
+    """The number of last rows of each text to which no row attends; fewer than `length`."""
 
     @property
     def rows(self) -> slice:
@@ -81,8 +81,8 @@ def pack_texts(
 
 
 def split_alike(alike: Sequence[AlikeTexts], most_rows: int) -> list[list[AlikeTexts]]:
-    """The same texts in pieces of at most so many rows, or of one text that has more; rows count from each piece's
-    own first."""
+    """Split the texts into groups of at most `most_rows` rows, or of one longer text; `first_row` counts from the
+    group's first row."""
     pieces: list[list[AlikeTexts]] = []
     rows_left = 0
     for group in alike:

@@ -11,7 +11,7 @@ import torch
 from tenure.core.plan import Row, Start, StepPlan, StepResult
 from tenure.errors import InternalError
 from tenure.layers.texts import TextBatch, pack_texts
-from tenure.model_runner.pooled_row import pooled_row
+from tenure.model_runner.pooling_head import pooled_row
 from tenure.model_runner.step_results import StepResults
 from tenure.models.base import EncoderModel
 from tenure.pooling import PoolingParams

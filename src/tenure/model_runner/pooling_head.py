@@ -11,16 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tenure.core.plan import Row, RowResult
 from tenure.layers.batch import PackedBatch
 from tenure.layers.pooling import unit_rows
-from tenure.model_runner.pooled_row import pooled_row
 from tenure.model_runner.slots import Slots
 from tenure.outcomes import Outcome
-from tenure.pooling import PoolingParams, PoolingTask
+from tenure.pooling import Pooled, PoolingParams, PoolingTask
+
+NOT_FINITE = "the model's output for this text is not finite (NaN or infinity)"
+NO_LENGTH = "the model's embedding of this text is zero"
 
 
 class PoolableModel(Protocol):
@@ -72,3 +75,16 @@ class PoolingHead:
         if not wanted.activation:
             return answer_1W
         return answer_1W.sigmoid() if answer_1W.shape[1] == 1 else answer_1W.softmax(-1)
+
+
+def pooled_row(row: Row, answer: Tensor, task: PoolingTask) -> RowResult:
+    """The result of a pooling row: `answer` (rows, width) as little-endian float32.
+
+    It is an error instead when the answer is not finite, or an embedding of zeros, which has no direction.
+    """
+    numbers = answer.float().contiguous().numpy().astype("<f4", copy=False)
+    if not np.isfinite(numbers).all():
+        return RowResult(row.slot, row.generation, error=NOT_FINITE)
+    if task is PoolingTask.EMBED and not numbers.any():
+        return RowResult(row.slot, row.generation, error=NO_LENGTH)
+    return RowResult(row.slot, row.generation, pooled=Pooled(len(answer), numbers.tobytes()))

@@ -1,6 +1,6 @@
-"""What the engine sees of a loaded model.
+"""The protocols of loaded models, as the model runner uses them.
 
-Legend: T rows of a batch, R rows of which something is wanted, D hidden size, V vocabulary (or classes).
+Legend: T rows of a batch, R selected rows, D hidden size, V vocabulary (or classes).
 """
 
 from collections.abc import Sequence
@@ -39,9 +39,9 @@ class LoadedModel(Protocol):
         ...
 
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        """What the model's head makes of some rows of what `forward` returned: (R, V), float32.
+        """The head's logits for some rows of what `forward` returned: (R, V), float32.
 
-        Logits of the next token, unless the model was loaded with another head; not for a model without one.
+        Of the next token, unless the model was loaded with another head. Not for a model without a head.
         """
         ...
 
@@ -64,7 +64,7 @@ class EncoderModel(Protocol):
         ...
 
     def pool(self, batch: TextBatch, params: Sequence[PoolingParams]) -> list[torch.Tensor]:
-        """For each text what `params` ask of it: float32 on the CPU, one row, or one for each of its tokens.
+        """The answer to each text: float32 on the CPU, (1, width), or (tokens, width) for a task on tokens.
 
         The answer to a text does not depend on the others. It is not finite (all NaN) when the model's own numbers for
         that text are not. CallerError for a task that this model does not do.

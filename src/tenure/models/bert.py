@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from tenure.layers.after_attention import AfterAttention
 from tenure.layers.full_attention import Attend, TextAttention
-from tenure.layers.layer_norm import LayerNorm
 from tenure.layers.linear import Linear
+from tenure.layers.norm import LayerNorm
 from tenure.layers.texts import AlikeTexts, TextBatch, split_alike
 
 ROWS_AT_ONCE = 1024
@@ -22,7 +22,7 @@ ROWS_AT_ONCE = 1024
 
 @dataclass(frozen=True, slots=True)
 class BertEmbedding:
-    """What a token, its position and its type (which text of a pair) bring along, summed and normalised."""
+    """The sum of the embeddings of a token, its position and its type (text of a pair), normalised."""
 
     words_VD: torch.Tensor
     places_YAD: torch.Tensor
@@ -62,7 +62,7 @@ class BertLayers:
     def __call__(self, batch: TextBatch) -> torch.Tensor:
         """Hidden states of all rows, (T, D)."""
         x_TD = self.embedding(batch)
-        # Texts have nothing to do with each other, so each piece goes through all layers while it is in the caches.
+        # Texts are independent, so each piece goes through all layers while it is in the processor's caches.
         most_rows = ROWS_AT_ONCE if x_TD.device.type == "cpu" else len(x_TD)
         pieces = split_alike(batch.alike, most_rows)
         rows = torch.split(x_TD, [piece[-1].rows.stop for piece in pieces])

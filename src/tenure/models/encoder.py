@@ -1,4 +1,4 @@
-"""An encoder with its heads, one for each task: what `EncoderModel` promises.
+"""An encoder with its heads, one for each task; implements `EncoderModel`.
 
 Legend: T rows, S texts, D hidden size, E size of an embedding, C classes.
 """
@@ -20,7 +20,7 @@ from tenure.pooling import PoolingParams, PoolingTask
 
 
 class TextHead(Protocol):
-    """What answers one task, from float32 hidden states."""
+    """Computes the answers to one task from float32 hidden states."""
 
     def __call__(self, hidden_TD: torch.Tensor, batch: TextBatch, params: PoolingParams) -> list[torch.Tensor]:
         """The answer to each text of the batch, on the CPU."""
@@ -29,7 +29,7 @@ class TextHead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A linear layer, and what follows it."""
+    """A linear layer and its activation."""
 
     linear: Linear
     activation: Activation
@@ -75,7 +75,7 @@ class ClassHead:
     pool: PoolRows | None
     layers: Sequence[Projection]
     independent: bool
-    """Each class is a question of its own (sigmoid), else one of them is the answer (softmax)."""
+    """Multi-label: probabilities by sigmoid, else by softmax over the classes."""
 
     def __call__(self, hidden_TD: torch.Tensor, batch: TextBatch, params: PoolingParams) -> list[torch.Tensor]:
         x_RC = hidden_TD if self.pool is None else self.pool(hidden_TD, batch)
@@ -83,7 +83,7 @@ class ClassHead:
             x_RC = layer(x_RC)
         if params.activation:
             scores_RC = x_RC.sigmoid() if self.independent else x_RC.softmax(dim=-1)
-            # The sigmoid of infinity would look like a sound answer.
+            # The sigmoid of infinity is 1, which would hide the fault.
             x_RC = scores_RC.masked_fill(~torch.isfinite(x_RC), torch.nan)
         return _answers(x_RC, batch, every_token=self.pool is None)
 

@@ -17,8 +17,8 @@ from tenure.config import cores
 from tenure.layers import pooling
 from tenure.layers.after_attention import StepByStep, after_attention
 from tenure.layers.full_attention import TextShape, text_attention
-from tenure.layers.layer_norm import LayerNorm
 from tenure.layers.linear import Activation, linear_factory
+from tenure.layers.norm import LayerNorm
 from tenure.models.base import EncoderModel
 from tenure.models.bert import BertEmbedding, BertLayer, BertLayers
 from tenure.models.encoder import POOLINGS, ClassHead, EmbeddingHead, Encoder, Projection, TextHead
@@ -169,7 +169,7 @@ class _HeadBuilder:
             Projection(self.weights.linear((first,), hidden, hidden), Activation.TANH),
             Projection(self.weights.linear((second,), hidden, count), Activation.NONE),
         )
-        independent = count == 1 or self.config.classes.several_apply
+        independent = count == 1 or self.config.classes.multi_label
         return {PoolingTask.CLASSIFY: ClassHead(pooling.first_rows, layers, independent)}
 
     def _token_classes(self) -> dict[PoolingTask, TextHead]:

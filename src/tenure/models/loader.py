@@ -26,7 +26,7 @@ from tenure.source import ResolvedSource
 
 @dataclass(frozen=True, slots=True)
 class TokenHead:
-    """Logits of the next token: a column for each id up to the last of `tokens`, those of no token out of reach."""
+    """Logits of the next token: a column for each id up to the last of `tokens`; minus infinity for ids without one."""
 
     tokens: frozenset[int] | None = None
     """The ids that have a token; None: all rows of the output weights have one."""
@@ -126,7 +126,7 @@ class _Builder:
             return embedding_VD, self.weights.factory(weight_VD, None)
 
     def _token_logits(self, weight_VD: torch.Tensor, tokens: frozenset[int] | None) -> Linear:
-        """The product that gives the logits of `tokens`, and minus infinity for ids between them."""
+        """The linear layer for the logits of `tokens`; ids between them get minus infinity."""
         if tokens is None:
             return self.weights.factory(weight_VD, None)
         weight_VD = weight_VD[: max(tokens) + 1]
@@ -215,7 +215,7 @@ def inverse_frequencies(config: ModelConfig, factors_P: torch.Tensor | None = No
 
 
 def _llama3(inverse_P: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Llama 3.1: long waves are stretched, short ones kept, those between are blended."""
+    """Llama 3.1's scaling: long wavelengths are divided by the factor, short ones kept, those between interpolated."""
     wavelengths_P = 2 * math.pi / inverse_P
     original = scaling.original_max_position_embeddings
     span = scaling.high_freq_factor - scaling.low_freq_factor

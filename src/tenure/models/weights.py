@@ -1,7 +1,7 @@
 """Reading named weights from GGUF or safetensors, checked for shape.
 
-They answer to the names of Hugging Face checkpoints (`model.layers.0.self_attn.q_proj.weight`), whatever the file calls
-them. Files are open while a reader is in use, so readers come from context managers.
+Weights are requested by their names in Hugging Face checkpoints (`model.layers.0.self_attn.q_proj.weight`), whatever
+their names in the file. Files stay open while a reader is in use, so readers come from context managers.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +29,7 @@ class WeightReader:
     """By the names in the file."""
     read: Callable[[str], torch.Tensor]
     stored_name: Callable[[str], str]
-    """What the file calls a weight."""
+    """Maps the name of a weight to its name in the file."""
     interleaved: bool = False
     """Rows of query and key projections are in the order of `layers.rope` already."""
 
@@ -92,7 +92,7 @@ def open_weights(source: ResolvedSource) -> Iterator[WeightReader]:
 
 
 def _gguf_names(file: GGUFFile, architecture: str) -> Callable[[str], str]:
-    """What the gguf library calls the weights of an architecture that `read_config` has accepted."""
+    """The mapping to GGUF names for an architecture that `read_config` accepts."""
     import gguf  # noqa: PLC0415 - only GGUF models need it
 
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -120,7 +120,7 @@ def _dequantised(file: GGUFFile, stored: str) -> torch.Tensor:
 
 @contextmanager
 def open_folder(folder: Path) -> Iterator[WeightReader]:
-    """The same for the safetensors of a folder, as they are stored."""
+    """Open the safetensors of a folder; tensors keep their stored element type."""
     import safetensors  # noqa: PLC0415 - only folders need it
 
     readers: dict[str, Any] = {}

@@ -1,1 +1,1 @@
-"""What the processes of one server share: life lines, reports, counters, logs, turns, descriptors, ended requests."""
+"""What the processes of one server share: reports, settings of the operating system, worker threads, ended requests."""

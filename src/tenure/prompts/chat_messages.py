@@ -1,8 +1,8 @@
-"""Bring the messages of a request into the form that chat templates read.
+"""Convert the messages of a request to the form that chat templates expect.
 
 - Content becomes a string or a list of text parts, whichever the template wants; null becomes empty.
 - Arguments of earlier tool calls are JSON text on the API and objects in templates.
-- What is null is left out, and so are calls of tools when there are none: templates ask whether there is such a key.
+- Null fields and an empty `tool_calls` are left out, since templates test whether the key is there.
 - Earlier reasoning is given under both names that templates use, `reasoning` and `reasoning_content`.
 """
 
@@ -21,7 +21,7 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 
 
 class ContentFormat(StrEnum):
-    """How a template wants the content of a message."""
+    """The form of message content that a template expects."""
 
     STRING = "string"
     OPENAI = "openai"
@@ -63,7 +63,7 @@ def _is_content(node: nodes.Node | None, names: set[str]) -> bool:
 
 
 def prepare(messages: Sequence[Message], wanted: ContentFormat, wrap_strings: bool) -> list[dict[str, Any]]:
-    """New messages for the template; `wrap_strings` makes lists of strings too when OPENAI is wanted. CallerError."""
+    """Return new messages for the template; with OPENAI and `wrap_strings` strings become lists. CallerError."""
     prepared = []
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
@@ -79,7 +79,7 @@ def prepare(messages: Sequence[Message], wanted: ContentFormat, wrap_strings: bo
 
 
 def message_text(message: Message, where: str = "message") -> str:
-    """The text of a message; parts are joined by newlines, as templates that know text alone expect. CallerError."""
+    """The text of a message; its parts are joined by newlines. Raises CallerError for parts that are not text."""
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""
@@ -131,7 +131,7 @@ def _tool_call(call: Any, where: str) -> Any:
 
 
 def leave_open(messages: list[dict[str, Any]], marker: str) -> None:
-    """Append a marker to the last text of the last message, where the model is to go on writing. CallerError."""
+    """Append `marker` to the last text of the last message, which the answer continues. CallerError without text."""
     content = messages[-1]["content"] if messages else None
     if isinstance(content, str):
         messages[-1]["content"] = content + marker

@@ -5,8 +5,8 @@ changes to what they are given, no results of unbounded size from one multiplica
 is provided: `raise_exception`, `strftime_now`, `tojson` without HTML escaping, `break` and `continue`, and the
 `generation` tag.
 
-A template is compiled once, when a `ChatTemplate` is made; rendering changes nothing in it. Whatever goes wrong in
-a template is the caller's error, told in a sentence without a trace.
+A template is compiled once, when a `ChatTemplate` is made; rendering changes nothing in it. Every error in a template
+becomes a CallerError with a short message.
 """
 
 import json
@@ -48,7 +48,7 @@ class _GenerationTag(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Also bounds `*` and `**`, whose results can be out of all proportion to the template."""
+    """Jinja's sandbox, which also bounds the results of `*` and `**`."""
 
     intercepted_binops = frozenset(["*", "**"])
 
@@ -63,7 +63,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class ChatTemplate:
-    """One compiled template and the names it knows besides a request's own."""
+    """One compiled template and its fixed variables (special tokens)."""
 
     def __init__(
         self,

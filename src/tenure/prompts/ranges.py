@@ -1,4 +1,4 @@
-"""Which numbers each field takes, and the one function that checks them.
+"""The allowed range of each numeric field, and the functions that check numbers and token ids.
 
 `RANGES` serves validation and the OpenAPI document alike. Ints are compared as they are, however long, so an
 integer beyond 64 bits is refused by its range and never reaches the wire.
@@ -16,7 +16,7 @@ INT64_MAX = 2**63 - 1
 
 @dataclass(frozen=True)
 class Range:
-    """`low`..`high`, both included unless `above_low`. `clamped` fields have no upper limit: they are cut later."""
+    """`low`..`high`, both included unless `above_low`. `clamped`: no upper limit, the value is lowered later."""
 
     low: float
     high: float
@@ -85,9 +85,9 @@ def check_number(name: str, value: float, allowed: Range) -> int | float:
 
 
 def check_ids(name: str, values: Sequence[float], vocabulary_size: int, without: Container[int] = ()) -> list[int]:
-    """Return token ids as ints; raise a 400 that names the position of the first one that is no token.
+    """Return token ids as ints; raise a 400 that names the position of the first id that is not a token.
 
-    Of those below `vocabulary_size` these are the ones `without` a token.
+    `without`: ids below `vocabulary_size` that have no token.
     """
     top = vocabulary_size - 1
     ids: list[int] = []

@@ -1,10 +1,9 @@
-"""From the texts of a score or rerank body to what the model reads: alone or in pairs, cut where it was asked for.
+"""From the texts of a score or rerank body to token ids: single texts or pairs, truncated as requested.
 
-A text is cut by its own tokens, never a special one. `max_tokens_per_query` and `max_tokens_per_doc` cut each text for
-itself; a document's limit also leaves room for its query. `truncate_prompt_tokens` cuts what is read together, the
-longer text first. What is then too long for the model is a 400. A model that compares tokens may say itself how long
-queries and documents are: to that they are cut in any case, and queries may be lengthened. Pure, and as slow as the
-texts are long.
+Truncation never removes special tokens. `max_tokens_per_query` and `max_tokens_per_doc` truncate each text by itself;
+a document's limit also leaves room for its query. `truncate_prompt_tokens` truncates a pair, the longer text first.
+What is then too long for the model is a 400. A late-interaction model may define its own lengths of queries and
+documents: texts are always truncated to these, and queries may be padded. Pure; takes time in proportion to the texts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,24 +18,24 @@ from tenure.http.errors import context_length_exceeded, invalid_request
 from tenure.prompts.text_inputs import TextRules, encode_texts, tokenise_inputs
 from tenure.prompts.text_model import ScorePrompt, TextModel
 from tenure.prompts.token_prompts import Truncation
-from tenure.text.pairs import cut, share_room
+from tenure.text.pairs import cut, longest_first
 
 
 @dataclass(frozen=True)
 class PairRules:
-    """How the texts of one request are to be read."""
+    """The truncation rules and the model of one request."""
 
     model: TextModel
     vocabulary_size: int
     longest: int
-    """Most tokens that the model reads at a time, special ones included."""
+    """Most tokens of one sequence, special ones included."""
     names: tuple[str, str]
-    """The fields that the two sides stand in."""
+    """The fields of the request that hold queries and documents, for messages."""
     side: str
-    """Where texts are cut."""
+    """The truncation side: `left` or `right`."""
     truncation: Truncation | None = None
     per_query: int = 0
-    """Most tokens of a query, without special ones; 0 = any number."""
+    """Most tokens of a query, without special ones; 0 = no limit."""
     per_document: int = 0
     instruction: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -44,17 +43,17 @@ class PairRules:
 
     @property
     def room(self) -> int:
-        """Most tokens that are read together, special ones included."""
+        """Most tokens of a pair, special ones included, after truncation."""
         return self.longest if self.truncation is None else self.truncation.limit
 
     def name(self, position: int, count: int) -> str:
-        """What a document is called in a message."""
+        """The name of a document in messages, such as `documents[3]`."""
         return self.names[1] if count == 1 else f"{self.names[1]}[{position}]"
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """What the engine is to read; `segments` and `unattended` as in `PoolingJob`."""
+    """Token ids for the engine; `segments` and `unattended` as in `PoolingJob`."""
 
     ids: list[list[int]]
     segments: list[int] = field(default_factory=list)
@@ -62,7 +61,7 @@ class Prompts:
 
 
 def single_prompts(queries: Sequence[str], documents: Sequence[str], rules: PairRules) -> Prompts:
-    """The queries, then the documents, each alone, behind the prompts that the model's authors give them."""
+    """The queries, then the documents, each as its own sequence behind the model's prompt for it."""
     late = rules.model.profile.late_interaction
     ids: list[list[int]] = []
     for texts, limit, name, prompts, length in (
@@ -77,12 +76,12 @@ def single_prompts(queries: Sequence[str], documents: Sequence[str], rules: Pair
             own=Truncation(limit, rules.side) if limit else None,
             prompt=_prompt(rules.model.profile, prompts),
         )
-        ids += [framed.ids for framed in tokenise_inputs(texts, text_rules, name)]
+        ids += [entry.ids for entry in tokenise_inputs(texts, text_rules, name)]
     return Prompts(ids) if late.expansion is None else _lengthened(ids, len(queries), late.expansion, rules)
 
 
 def pair_prompts(queries: Sequence[str], documents: Sequence[str], rules: PairRules) -> Prompts:
-    """Each document with its query, in the tokenizer's own form of a pair."""
+    """One sequence for each document with its query, joined by the tokenizer's pair template."""
     tokenizer = rules.model.tokenizer
     template = tokenizer.pair_template
     room = rules.room - template.special_tokens
@@ -105,7 +104,7 @@ def pair_prompts(queries: Sequence[str], documents: Sequence[str], rules: PairRu
 
 
 def written_prompts(queries: Sequence[str], documents: Sequence[str], rules: PairRules, write: ScorePrompt) -> Prompts:
-    """Each document with its query as `write` writes them, cut where texts may be cut."""
+    """One sequence for each document with its query, as `write` renders them, truncated by the rules."""
     queries = _cut_texts(queries, rules.per_query, rules)
     documents = _cut_texts(documents, rules.per_document, rules)
     paired = [queries[position if len(queries) > 1 else 0] for position in range(len(documents))]
@@ -128,13 +127,13 @@ def _written(write: ScorePrompt, query: str, document: str, instruction: str | N
 
 
 def _prompt(profile: ModelProfile, names: Sequence[str]) -> str:
-    """What goes in front of a text of a kind: the prompt of the first of `names` that the model has, or its default."""
+    """The model's prompt of the first of `names` that it has, or its default prompt; may be empty."""
     known = [*names, *([] if profile.default_prompt is None else [profile.default_prompt])]
     return next((profile.prompts[name] for name in known if name in profile.prompts), "")
 
 
 def _to_length(length: int | None, rules: PairRules) -> Truncation | None:
-    """Where a text is cut that the model itself gives a length; one that does not fit here at all is not cut to fit."""
+    """The truncation to the model's own `length` of a text; None without one, or when it exceeds `rules.longest`."""
     if length is None or length > rules.longest:
         return rules.truncation
     limit = length if rules.truncation is None else min(length, rules.truncation.limit)
@@ -142,7 +141,7 @@ def _to_length(length: int | None, rules: PairRules) -> Truncation | None:
 
 
 def _lengthened(ids: list[list[int]], queries: int, expansion: Expansion, rules: PairRules) -> Prompts:
-    """With the first of `ids`, which are queries, as long as the model wants them."""
+    """Pad the first `queries` of `ids` with the model's expansion token to its query length."""
     if expansion.length > rules.longest:
         message = f"The model lengthens queries to {expansion.length} tokens, but at most {rules.longest} are read."
         raise context_length_exceeded(message, rules.names[0])
@@ -158,7 +157,7 @@ def _cut_pair(first: list[int], second: list[int], room: int, rules: PairRules) 
     if rules.per_document:
         second = cut(second, min(rules.per_document, max(1, room - len(first))), rules.side)
     if rules.truncation is not None:
-        for_first, for_second = share_room(len(first), len(second), room)
+        for_first, for_second = longest_first(len(first), len(second), room)
         first, second = cut(first, for_first, rules.side), cut(second, for_second, rules.side)
     return first, second
 
@@ -175,10 +174,10 @@ def _cut_texts(texts: Sequence[str], limit: int, rules: PairRules) -> Sequence[s
 
 
 def _shortened(ids: list[int], query: str, document: str, rules: PairRules, write: ScorePrompt) -> list[int]:
-    """The prompt with as much of the document as fits, and of the query where that may be cut as well.
+    """The prompt with the document truncated to fit, and also the query if `truncation` is set.
 
-    A text that is cut may have more tokens than was counted for it, hence the repetition. Raises a 400 for a limit that
-    leaves no room beside the prompt.
+    Repeats, because a truncated text that is tokenized again may have more tokens. Raises a 400 for a limit that
+    leaves no room for texts.
     """
     tokenizer = rules.model.tokenizer
     own = tokenizer.encode_plain([query, document])
@@ -186,7 +185,7 @@ def _shortened(ids: list[int], query: str, document: str, rules: PairRules, writ
     while len(ids) > rules.room and (second or (first and rules.truncation is not None)):
         left = max(0, first + second - (len(ids) - rules.room))
         if rules.truncation is not None:
-            first, second = share_room(first, second, left)
+            first, second = longest_first(first, second, left)
         else:
             second = max(0, left - first)
         shorter = [cut(tokens, size, rules.side) for tokens, size in zip(own, (first, second), strict=True)]

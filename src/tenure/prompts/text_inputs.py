@@ -1,7 +1,6 @@
-"""From the texts or token ids of a body to what a model reads: cut, framed by special tokens, short enough; or a 400.
+"""From the texts or token ids of a body to token ids for a pooling model: truncated, with special tokens; or a 400.
 
-A text is cut by its own tokens, as Hugging Face's tokenizers do, so that the special tokens around it are always whole.
-Pure, and as slow as the texts are long: call `Workers.run_if_long` where they may be.
+Truncation never removes special tokens, as in Hugging Face's tokenizers. Pure; takes time in proportion to the texts.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from tenure.prompts.ranges import check_ids
 from tenure.prompts.text_model import TextModel
 from tenure.prompts.token_prompts import TextOrIds, Truncation
 from tenure.text.pairs import cut
-from tenure.text.special_tokens import Frame
+from tenure.text.special_tokens import SpecialTokens
 from tenure.text.tokenizer import Tokenizer
 
 _CHARACTERS_AT_A_TIME = 32768
@@ -25,64 +24,66 @@ _SAMPLE_SLACK = 16
 
 
 @dataclass(frozen=True)
-class Framed:
-    """A text by its own tokens, and what belongs around it: special tokens, and the model's prompt."""
+class TokenizedInput:
+    """The tokens of one input, apart from the special tokens and the model's prompt around them."""
 
-    frame: Frame
-    own: list[int]
+    special: SpecialTokens
+    """The tokens of the prompt are the last ones of `special.before`."""
+    tokens: list[int]
 
     @property
     def size(self) -> int:
-        return self.frame.size + len(self.own)
+        return self.special.size + len(self.tokens)
 
     @property
     def ids(self) -> list[int]:
-        return self.frame.around(self.own)
+        return self.special.around(self.tokens)
 
 
 @dataclass(frozen=True)
 class TextRules:
-    """How the inputs of one request become what the model reads."""
+    """The truncation rules and the model of one request."""
 
     model: TextModel
     vocabulary_size: int
     longest: int
-    """Most tokens of an input, with all that is around it, after it was cut."""
+    """Most tokens of an input, special tokens and prompt included, after truncation."""
     truncation: Truncation | None = None
     own: Truncation | None = None
-    """How much is kept of what is an input's own; it is cut to `longest`, too, then."""
+    """Truncation of an input's own tokens, special tokens and prompt not counted; then to `longest` as well."""
     add_special_tokens: bool = True
     prompt: str = ""
-    """Goes in front of every text, and not of token ids."""
+    """Put before every text, not before token ids."""
 
 
-def tokenise_inputs(inputs: Sequence[TextOrIds], rules: TextRules, param: str) -> list[Framed]:
-    """Return the inputs as the model reads them, in order. `param` is the field that they stand in.
+def tokenise_inputs(inputs: Sequence[TextOrIds], rules: TextRules, param: str) -> list[TokenizedInput]:
+    """Return the tokenized inputs, in order. `param` is the name of their field in the request.
 
-    Raises a 400 that names the position of an input without tokens, with ids that are none, or too long.
+    Raises a 400 that names the position of an input without tokens, with invalid ids, or too long.
     """
     tokenizer = rules.model.tokenizer
-    frame = tokenizer.frame if rules.add_special_tokens else Frame()
+    special = tokenizer.special_tokens if rules.add_special_tokens else SpecialTokens()
     prompt = tokenizer.encode_plain([rules.prompt])[0] if rules.prompt else []
     texts = [rules.prompt + given for given in inputs if isinstance(given, str)]
     if rules.truncation is None and rules.own is None:
-        _refuse_hopeless(inputs, rules, param)
+        _refuse_too_long(inputs, rules, param)
     encoded = iter(encode_texts(tokenizer, texts))
-    framed = []
+    found = []
     for position, given in enumerate(inputs):
         name = _name(param, position, inputs)
         if isinstance(given, str):
-            whole = _behind(prompt, frame, next(encoded))
+            whole = _with_prompt(prompt, special, next(encoded))
         else:
-            whole = _of_ids(check_ids(name, given, rules.vocabulary_size, tokenizer.without_token), tokenizer.frame)
+            ids = check_ids(name, given, rules.vocabulary_size, tokenizer.without_token)
+            whole = _of_ids(ids, tokenizer.special_tokens)
         short = _cut(whole, rules)
         _check(short, rules, name, param)
-        framed.append(short)
-    return framed
+        found.append(short)
+    return found
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of each text without special ones. In a worker thread it ends early when the request is cancelled."""
+    """The tokens of each text, without special ones. In a worker thread it stops when the request is cancelled."""
     found: list[list[int]] = []
     start = size = 0
     for position, text in enumerate(texts, 1):
@@ -94,37 +95,37 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return found
 
 
-def _behind(prompt: Sequence[int], frame: Frame, ids: list[int]) -> Framed:
-    """A text with the prompt before it, whose tokens are the frame's: neither cut nor left out of a chunk.
+def _with_prompt(prompt: Sequence[int], special: SpecialTokens, ids: list[int]) -> TokenizedInput:
+    """Count the leading tokens of `ids` that are those of `prompt` as special: never truncated, part of every chunk.
 
-    The last ones may have become one with the text's first.
+    The last tokens of the prompt may have merged with the first of the text.
     """
     same = 0
     while same < min(len(prompt), len(ids)) and prompt[same] == ids[same]:
         same += 1
-    return Framed(Frame((*frame.before, *ids[:same]), frame.after), ids[same:])
+    return TokenizedInput(SpecialTokens((*special.before, *ids[:same]), special.after), ids[same:])
 
 
-def _cut(whole: Framed, rules: TextRules) -> Framed:
-    """Cut a text to its limits. Raises a 400 when what is around it leaves no room for the text."""
+def _cut(whole: TokenizedInput, rules: TextRules) -> TokenizedInput:
+    """Truncate an input. Raises a 400 when special tokens and prompt leave no room for it."""
     truncation = rules.truncation
     if rules.own is not None:
         most = rules.longest if truncation is None else truncation.limit
-        truncation = Truncation(min(rules.own.limit + whole.frame.size, most), rules.own.side, rules.own.field)
+        truncation = Truncation(min(rules.own.limit + whole.special.size, most), rules.own.side, rules.own.field)
     if truncation is None or whole.size <= truncation.limit:
         return whole
-    room = truncation.limit - whole.frame.size
+    room = truncation.limit - whole.special.size
     if room < 1:
         message = (
-            f"The limit of {truncation.limit} tokens leaves no room beside the {whole.frame.size} tokens that stand "
+            f"The limit of {truncation.limit} tokens leaves no room beside the {whole.special.size} tokens that stand "
             "around a text."
         )
         raise invalid_request(message, truncation.field)
-    return Framed(whole.frame, cut(whole.own, room, truncation.side))
+    return TokenizedInput(whole.special, cut(whole.tokens, room, truncation.side))
 
 
-def _refuse_hopeless(inputs: Sequence[TextOrIds], rules: TextRules, param: str) -> None:
-    """Refuse the first text whose start alone is too long, before time is spent on the rest of it."""
+def _refuse_too_long(inputs: Sequence[TextOrIds], rules: TextRules, param: str) -> None:
+    """Raise a 400 for the first text whose beginning alone has too many tokens, before the rest is tokenized."""
     size = rules.longest * _SAMPLE_CHARACTERS
     for position, given in enumerate(inputs):
         if isinstance(given, str) and len(given) > size:
@@ -143,14 +144,14 @@ def _too_long(name: str, tokens: str, longest: int, param: str) -> ApiError:
     return context_length_exceeded(f"{message} Please reduce the length of the input prompt.", param)
 
 
-def _of_ids(ids: list[int], frame: Frame) -> Framed:
-    """Token ids as they are; special tokens at their ends are known for such."""
-    inside = frame.inside(ids)
-    return Framed(Frame(), ids) if inside is None else Framed(frame, inside)
+def _of_ids(ids: list[int], special: SpecialTokens) -> TokenizedInput:
+    """Split token ids into special tokens and the rest, if they begin and end with the special tokens."""
+    inside = special.inside(ids)
+    return TokenizedInput(SpecialTokens(), ids) if inside is None else TokenizedInput(special, inside)
 
 
-def _check(framed: Framed, rules: TextRules, name: str, param: str) -> None:
-    if framed.size == 0:
+def _check(tokenized: TokenizedInput, rules: TextRules, name: str, param: str) -> None:
+    if tokenized.size == 0:
         raise invalid_request(f"`{name}` has no tokens.", param)
-    if framed.size > rules.longest:
-        raise _too_long(name, str(framed.size), rules.longest, param)
+    if tokenized.size > rules.longest:
+        raise _too_long(name, str(tokenized.size), rules.longest, param)

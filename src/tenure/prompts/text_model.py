@@ -10,8 +10,7 @@ from tenure.errors import CallerError
 from tenure.http.errors import ApiError, invalid_request
 from tenure.prompts.chat_template import ChatTemplate
 from tenure.prompts.ranges import RANGES, check_number
-from tenure.prompts.reranker_prompt import reranker_prompt
-from tenure.prompts.score_template import template_prompt
+from tenure.prompts.reranker_prompt import reranker_prompt, template_prompt
 from tenure.source import ResolvedSource
 from tenure.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -34,7 +33,7 @@ class GenerationDefaults:
     min_p: float | None = None
     repetition_penalty: float | None = None
     max_tokens: int | None = None
-    """Its `max_new_tokens`: how long a chat answer may be when the request says nothing."""
+    """Its `max_new_tokens`: the default `max_tokens` of chat completions."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,13 @@ class TextModel:
     profile: ModelProfile = field(default_factory=lambda: ModelProfile(tasks=("generate",)))
     """What the model can do, and how it is to be used."""
     score_prompt: ScorePrompt | None = None
-    """For a model that reads a pair as a prompt; None for one that reads it as its tokenizer joins it."""
+    """Renders (query, document, instruction) for a reranker that reads a prompt; None for other models."""
 
 
 def load_text_model(name: str, source: ResolvedSource, defaults: Mapping[str, Any], created: int) -> TextModel:
-    """Load what `source` says of text. `defaults` are the sampling values of the model's generation config.
+    """Load the text side of `source`. `defaults` are the sampling values of the model's generation config.
 
-    A model without a chat template serves completions alone; the token with which one ends turns ends answers, too.
+    Without a chat template it serves completions alone; the token with which a template ends turns is an end token.
     Raises ResourceError for broken files, CallerError for a chat template that is not valid.
     """
     tokenizer = load_tokenizer(source)
@@ -78,17 +77,17 @@ def load_text_model(name: str, source: ResolvedSource, defaults: Mapping[str, An
 
 
 def score_prompt_of(profile: ModelProfile, template: ChatTemplate | None) -> ScorePrompt | None:
-    """How a model that answers yes or no is asked: by its own template where that is made for it. None for others."""
+    """The prompt of a reranker that answers yes or no: its own template's if saved as one; None for other models."""
     if profile.answer_tokens is None:
         return None
-    own = template_prompt(template) if profile.saved_as_judge and template is not None else None
+    own = template_prompt(template) if profile.saved_as_reranker and template is not None else None
     return own or reranker_prompt
 
 
 def generation_defaults(values: Mapping[str, Any], name: str) -> GenerationDefaults:
-    """Return the defaults among `values`, by their API names; `max_new_tokens` is the length of a chat answer.
+    """Return the defaults among `values`; `max_new_tokens` becomes `max_tokens`.
 
-    What a request could not ask for is left out, with a warning.
+    Values outside the range of the request field are left out, with a warning.
     """
     found: dict[str, Any] = {}
     for key, value in values.items():
@@ -104,11 +103,11 @@ def generation_defaults(values: Mapping[str, Any], name: str) -> GenerationDefau
 
 
 def turn_end(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
-    """The token that a chat template puts right behind an answer; None where there is none, or only text."""
+    """The id of the added token that a chat template puts right after an answer; None where there is none."""
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
     try:
         _, answered, behind = template.render(turns, add_generation_prompt=False).rpartition(_ANSWER)
     except CallerError:
-        return None  # it wants other turns
+        return None  # the template refuses these turns
     ids = tokenizer.encode(behind.strip(), add_special_tokens=False) if answered else []
     return ids[0] if ids and tokenizer.is_added(ids[0]) else None

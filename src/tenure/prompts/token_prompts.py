@@ -1,4 +1,4 @@
-"""Prompts: from what a body holds to lists of token ids that fit the model, or a 400 that says why not."""
+"""From the prompts of a body to lists of token ids that fit the model's window, or a 400."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,11 +6,35 @@ from dataclasses import dataclass
 from tenure.http.errors import context_length_exceeded, invalid_request
 from tenure.process.compute_threads import stop_if_cancelled
 from tenure.prompts.ranges import check_ids
-from tenure.prompts.window import Window
 from tenure.text.tokenizer import Tokenizer
+from tenure.wire.messages import ModelCard
 
 TextOrIds = str | Sequence[int | float]
 PromptField = str | Sequence[str | int | float | Sequence[int | float]]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The sizes of a model that bound one item."""
+
+    max_model_len: int
+    pool_tokens: int
+    vocabulary_size: int
+
+    @property
+    def capacity(self) -> int:
+        """Most tokens of one item, prompt and output together."""
+        return min(self.max_model_len, self.pool_tokens)
+
+
+def window_of(card: ModelCard) -> Window:
+    """The sizes that an engine's card gives."""
+    keeps_tokens = card.num_blocks > 0  # an encoder has no KV cache, so the window alone bounds it
+    return Window(
+        max_model_len=card.max_model_len,
+        pool_tokens=card.num_blocks * card.block_size if keeps_tokens else card.max_model_len,
+        vocabulary_size=card.vocabulary_size,
+    )
 
 
 @dataclass(frozen=True)
@@ -20,7 +44,7 @@ class Truncation:
     limit: int
     side: str
     field: str | None = None
-    """The field that asks for it, if it is one."""
+    """The request's field that asks for it; None when none does."""
 
 
 def split_prompts(prompt: PromptField | None, max_prompts: int, param: str = "prompt") -> list[TextOrIds]:
@@ -50,10 +74,9 @@ def tokenise(
     window: Window,
     param: str,
 ) -> list[list[int]]:
-    """Return the token ids of each prompt, cut where truncation was asked for.
+    """Return the token ids of each prompt, truncated if requested. Raises a 400.
 
-    A text so long that it could not fit if every token were the longest there is, is refused before the work of
-    tokenising it.
+    A text that could not fit even if all of it were the vocabulary's longest token is refused without tokenizing it.
     """
     tokens: list[list[int]] = []
     for position, prompt in enumerate(prompts):
@@ -96,10 +119,9 @@ def check_truncation(
 
 
 def fit(prompts: Sequence[Sequence[int]], requested: int | None, window: Window, param: str) -> int:
-    """Return the tokens that may be generated: what was asked for, clamped to the room of the roomiest prompt.
+    """Return `max_tokens`: `requested` (None: no limit), clamped to what the shortest prompt leaves of the window.
 
-    None asks for all the room. Raises a 400 for a prompt without tokens or without room for one more, which the
-    engine wants also when nothing is to be generated.
+    Raises a 400 for a prompt without tokens or without room for one more token, even if none is to be generated.
     """
     for position, prompt in enumerate(prompts):
         where = "The prompt" if len(prompts) == 1 else f"`{param}[{position}]`"

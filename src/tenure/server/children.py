@@ -1,7 +1,7 @@
 """A child process of the supervisor, from its start to the last of it.
 
-The child gets its configuration as a line on standard input; that pipe stays open as its life line. It reports over a
-pipe of its own. Leaving `running` leaves nothing behind: the life line is closed, which ends the child, and if that
+The child gets its configuration as a line on standard input, its control pipe, which stays open. It reports over a
+pipe of its own. Leaving `running` leaves nothing behind: the control pipe is closed, which ends the child, and if that
 takes too long it is killed.
 
 No signal is needed to end a child: a service manager may send SIGTERM to every process of the server, and an engine

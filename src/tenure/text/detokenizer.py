@@ -54,7 +54,7 @@ class TextOptions:
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What can be sent. All lists are parallel to `token_ids`."""
+    """The text and tokens that one `push` releases. All lists are parallel to `token_ids`."""
 
     text: str
     token_ids: list[int]
@@ -80,7 +80,7 @@ class _Token(msgspec.Struct, frozen=True):
 
 
 class _Waiting(msgspec.Struct):
-    """A token that is not sent yet, or several that go together; they may go once `end` characters are out."""
+    """One token or several, not released yet; they are released once `end` characters are."""
 
     tokens: list[_Token]
     end: int
@@ -117,9 +117,9 @@ class ItemText:
         logprobs: Sequence[TokenLogprobs] | None = None,
         finish_reason: FinishReason | None = None,
     ) -> Delta:
-        """Take the next tokens, `logprobs` parallel to them, and give out what can be sent now.
+        """Take the next tokens, `logprobs` parallel to them; returns what can be sent now.
 
-        `finish_reason` says that these are the last ones; STOP that the very last is the token it stopped at.
+        With `finish_reason` these are the last ones; with STOP the very last one is the stop token itself.
         """
         if self.ended:
             return Delta("", [], None, [])
@@ -143,7 +143,7 @@ class ItemText:
         return self._options.include_stop_str_in_output
 
     def _take(self, token: int, logprobs: TokenLogprobs | None, silent: bool) -> int | None:
-        """Account for one token; where the text ends if it completes a stop string."""
+        """Take one token; returns the character at which the text ends if it completes a stop string, else None."""
         self._completion_tokens += 1
         start = self._decoded
         dropped = silent or (self._options.skip_special_tokens and self._tokenizer.is_special(token))
@@ -157,7 +157,7 @@ class ItemText:
         return end
 
     def _read(self, piece: str) -> int | None:
-        """Append characters; where the text ends if they complete a stop string."""
+        """Append characters; returns the character at which the text ends at a stop string, else None."""
         if not piece:
             return None
         match = self._stops.scan(piece, counting=self._completion_tokens >= self._options.min_tokens)

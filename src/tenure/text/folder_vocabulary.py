@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from tenure.checkpoints.json_files import read_object, read_struct
 from tenure.checkpoints.tokens import named_tokens
 from tenure.errors import ResourceError
-from tenure.text.special_tokens import Frame, read_frame, set_frame
+from tenure.text.special_tokens import SpecialTokens, read_special_tokens, set_special_tokens
 from tenure.text.vocabulary import Coding, Vocabulary
 
 _LLAMA_CLASSES = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
@@ -74,7 +74,7 @@ def read_folder(folder: Path) -> Vocabulary:
     _add_missing(folder, backend, config)
     pylate = read_object(folder / "config_sentence_transformers.json", required=False)
     for key in ("query_prefix", "document_prefix"):
-        _make_whole(backend, str(pylate.get(key) or ""))
+        _add_prefix_token(backend, str(pylate.get(key) or ""))
     added = backend.get_added_tokens_decoder()
     named = {name: token for name, token in named_tokens(folder).items() if token}
     bos_token_id, own_end = (backend.token_to_id(named.get(name, "")) for name in ("bos_token", "eos_token"))
@@ -103,7 +103,7 @@ def read_folder(folder: Path) -> Vocabulary:
 
 
 def _lower_case(backend: Backend) -> None:
-    """First of all, as sentence-transformers does it, unless that is a step already."""
+    """Prepend a lower-casing normalizer, as sentence-transformers does, unless there is one."""
     steps = backend.normalizer
     own: list[Any] = [] if steps is None else [steps]
     if isinstance(steps, normalizers.Sequence):
@@ -128,8 +128,8 @@ def _add_missing(folder: Path, backend: Backend, config: _TokenizerConfig) -> No
             )
 
 
-def _make_whole(backend: Backend, prefix: str) -> None:
-    """Make one token of a prefix, or of its first word, that is in the vocabulary but would come out in pieces."""
+def _add_prefix_token(backend: Backend, prefix: str) -> None:
+    """Add `prefix`, or its first word, as one token if the vocabulary has it but tokenizing would split it."""
     for token in (prefix, *prefix.split(None, 1)[:1]):
         if backend.token_to_id(token) is not None and token.strip():
             if backend.encode(token, add_special_tokens=False).tokens != [token]:
@@ -166,8 +166,8 @@ def _add_asked(backend: Backend, config: _TokenizerConfig, bos_token_id: int | N
 
     That it does not ask for them counts against `tokenizer.json` in Llama's classes alone, as in Transformers 4.
     """
-    frame = read_frame(backend)
-    before, after = list(frame.before), list(frame.after)
+    special = read_special_tokens(backend)
+    before, after = list(special.before), list(special.after)
     if config.add_bos_token and bos_token_id is not None and bos_token_id not in before:
         before.insert(0, bos_token_id)
     if config.add_eos_token and eos_token_id is not None and eos_token_id not in after:
@@ -175,9 +175,9 @@ def _add_asked(backend: Backend, config: _TokenizerConfig, bos_token_id: int | N
     if (config.tokenizer_class or "").removesuffix("Fast") in _LLAMA_CLASSES:
         before = [token for token in before if config.add_bos_token is not False or token != bos_token_id]
         after = [token for token in after if config.add_eos_token is not False or token != eos_token_id]
-    wanted = Frame(tuple(before), tuple(after))
-    if wanted != frame:
-        set_frame(backend, wanted)
+    wanted = SpecialTokens(tuple(before), tuple(after))
+    if wanted != special:
+        set_special_tokens(backend, wanted)
 
 
 def _listed(ids: int | list[int] | None) -> list[int]:

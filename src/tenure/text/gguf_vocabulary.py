@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from tenure.checkpoints.gguf import Value
 from tenure.errors import ResourceError
-from tenure.text.special_tokens import Frame, set_frame
+from tenure.text.special_tokens import SpecialTokens, set_special_tokens
 from tenure.text.vocabulary import Coding, Vocabulary
 
 # Templates' name of a special token, and the metadata's.
@@ -103,7 +103,7 @@ def _vocabulary(fields: _Fields) -> Vocabulary:
     backend.add_special_tokens([AddedToken(tokens[index], normalized=False) for index in sorted(special_ids)])
     defined = [index for index, kind in enumerate(types) if kind == USER_DEFINED and index not in special_ids]
     backend.add_tokens([AddedToken(tokens[index], normalized=False) for index in defined])
-    _frame(fields, backend)
+    _add_special_tokens(fields, backend)
     named = {f"{name}_token": getattr(fields, f"{key}_token_id") for name, key in _NAMED}
     return Vocabulary(
         backend=backend,
@@ -171,7 +171,7 @@ def _merges_by_score(vocabulary: Mapping[str, int], scores: list[float]) -> list
     return [(left, right) for _, _, left, right in ranked]
 
 
-def _frame(fields: _Fields, backend: Tokenizer) -> None:
+def _add_special_tokens(fields: _Fields, backend: Tokenizer) -> None:
     """Have `encode` add the begin and end tokens that the metadata asks for."""
     begins = fields.add_bos_token
     if begins is None:
@@ -182,7 +182,7 @@ def _frame(fields: _Fields, backend: Tokenizer) -> None:
             raise ValueError("a begin or end token is to be added, but none is named")
         wanted.append((token,) if asked and token is not None else ())
     if any(wanted):
-        set_frame(backend, Frame(*wanted))
+        set_special_tokens(backend, SpecialTokens(*wanted))
 
 
 def _split(*patterns: str) -> pre_tokenizers.PreTokenizer:

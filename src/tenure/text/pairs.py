@@ -1,4 +1,4 @@
-"""Pairs of texts as one sequence: the tokenizer's own template, and how two texts share the room that there is."""
+"""Pairs of texts as one sequence: the tokenizer's pair template, and the truncation of pairs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class PairTemplate:
 
     @property
     def special_tokens(self) -> int:
-        """How many there are in a pair."""
+        """The number of special tokens in a pair."""
         return len(self.before) + len(self.between) + len(self.after)
 
     def join(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], int]:
@@ -30,12 +30,12 @@ class PairTemplate:
 
 
 def read_pair_template(backend: Backend) -> PairTemplate:
-    """What the tokenizer puts around pairs. A tokenizer without a rule for them puts one text after the other."""
+    """The pair template of a tokenizer; without special tokens for one that has no rule for pairs."""
     probe = backend.encode("a", "a", add_special_tokens=True)
     sequences = probe.sequence_ids
     first = [place for place, sequence in enumerate(sequences) if sequence == 0]
     second = [place for place, sequence in enumerate(sequences) if sequence == 1]
-    if not first or not second:  # it makes nothing of the letter, so it has nothing to tell
+    if not first or not second:  # it makes no token of the letter
         return PairTemplate((), (), (), 0, typed=False)
     start, end = first[-1] + 1, second[0]
     return PairTemplate(
@@ -47,9 +47,11 @@ def read_pair_template(backend: Backend) -> PairTemplate:
     )
 
 
-def share_room(first: int, second: int, room: int) -> tuple[int, int]:
-    """How much of two texts of so many tokens is kept where `room` fit: the longer one is cut first, down to the
-    length of the other, then both alike (`longest_first`)."""
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """The lengths to which two texts of `first` and `second` tokens are truncated so that both fit `room`.
+
+    The strategy `longest_first`: the longer text down to the length of the other, then both alike.
+    """
     if first + second <= room:
         return first, second
     shorter = min(first, second, room // 2)

@@ -1,9 +1,9 @@
 """Find stop strings in text that arrives in pieces.
 
 The stop string that completes first wins; of several that complete at the same character, the one that starts
-earliest. What a match could still need is `depth`: so many of the last characters are the beginning of some stop
-string. A piece costs time in proportion to its length and the number of stop strings, whatever came before
-(Knuth, Morris and Pratt's automaton, one per stop string).
+earliest. `depth` is the number of last characters that are the beginning of some stop string, and so must be held
+back. A piece costs time in proportion to its length times the number of stop strings (Knuth, Morris and Pratt's
+automaton, one per stop string).
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ class StopMatcher:
 
     @property
     def depth(self) -> int:
-        """How many of the last characters may belong to a stop string that is not complete yet."""
+        """The number of last characters that may belong to a stop string that is not complete yet."""
         return max((pattern.matched for pattern in self._patterns), default=0)
 
     def scan(self, piece: str, counting: bool = True) -> tuple[int, str] | None:
-        """Read on; (characters of the piece up to the end of the match, the stop string) at the first match.
+        """Scan the next piece; returns (characters of it up to the end of the match, the stop string), or None.
 
-        Matches are passed over while not `counting`. After a match the matcher is spent.
+        Matches are ignored while not `counting`. After a match the matcher must not be used again.
         """
         if self._first_characters.isdisjoint(piece) and not self.depth:
             return None

@@ -11,8 +11,8 @@ from tenure.source import ResolvedSource, SourceKind
 from tenure.text.folder_vocabulary import read_folder
 from tenure.text.gguf_vocabulary import read_vocabulary
 from tenure.text.pairs import PairTemplate, read_pair_template
-from tenure.text.pieces import PIECE_CHARACTERS, has_tokens_across_spaces, pieces
-from tenure.text.special_tokens import Frame, read_frame
+from tenure.text.special_tokens import SpecialTokens, read_special_tokens
+from tenure.text.splitting import PIECE_CHARACTERS, has_tokens_across_spaces, split_text
 from tenure.text.vocabulary import Vocabulary, piece_bytes
 
 _LONG_TEXT = 4096
@@ -30,12 +30,12 @@ class Tokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        """Ids are below this. A model's logits may have more columns; those ids stand for no text."""
+        """All ids are below this. A model's logits may have more columns; those ids have no token."""
         return self._vocabulary.size
 
     @property
     def without_token(self) -> frozenset[int]:
-        """The ids below `vocabulary_size` that stand for no text; most tokenizers have none."""
+        """The ids below `vocabulary_size` that have no token; empty for most tokenizers."""
         return self._vocabulary.without_token
 
     @property
@@ -54,12 +54,12 @@ class Tokenizer:
 
     @property
     def truncation_side(self) -> Literal["left", "right"]:
-        """Where a prompt that is too long is cut."""
+        """The side at which a prompt that is too long is truncated."""
         return self._vocabulary.truncation_side
 
     @property
     def template_variables(self) -> Mapping[str, str]:
-        """What chat templates know by name besides the messages: `bos_token`, `pad_token` and others that there are."""
+        """The special tokens as variables of chat templates: `bos_token`, `pad_token` and others."""
         ids = {"bos_token": self.bos_token_id, "eos_token": next(iter(self.eos_token_ids), None)}
         known = {key: self.token_text(value) for key, value in ids.items() if value is not None}
         return MappingProxyType({**self._vocabulary.named_tokens, **known})
@@ -72,7 +72,7 @@ class Tokenizer:
         """
         if len(text) > PIECE_CHARACTERS:
             (own,) = self.encode_plain([text], between)
-            return self.frame.around(own) if add_special_tokens else own
+            return self.special_tokens.around(own) if add_special_tokens else own
         backend = self._vocabulary.backend
         try:
             if len(text) > _LONG_TEXT:  # only the call for batches lets other threads run meanwhile
@@ -82,13 +82,13 @@ class Tokenizer:
             raise CallerError("the text is not valid Unicode (a lone surrogate)") from None
 
     def encode_plain(self, texts: Sequence[str], between: Callable[[], None] = _go_on) -> list[list[int]]:
-        """Ids of texts without the tokens that go around them. `between` and errors as in `encode`."""
+        """Ids of texts, without special tokens around them. `between` and errors as in `encode`."""
         if all(len(text) <= PIECE_CHARACTERS for text in texts):
             return self._encode_at_once(texts)
         found: list[list[int]] = []
         for text in texts:
             found.append([])
-            for piece in pieces(text, lambda part: self._encode_at_once([part])[0], may_cut=self._may_cut):
+            for piece in split_text(text, lambda part: self._encode_at_once([part])[0], may_cut=self._may_cut):
                 between()
                 found[-1] += self._encode_at_once([piece])[0]
         return found
@@ -108,13 +108,13 @@ class Tokenizer:
 
     @cached_property
     def pair_template(self) -> PairTemplate:
-        """What goes around the two texts of a pair."""
+        """The special tokens around the two texts of a pair."""
         return read_pair_template(self._vocabulary.backend)
 
     @cached_property
-    def frame(self) -> Frame:
+    def special_tokens(self) -> SpecialTokens:
         """The special tokens around a text."""
-        return read_frame(self._vocabulary.backend)
+        return read_special_tokens(self._vocabulary.backend)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of a sequence as the model's authors decode it; bytes that are not UTF-8 become U+FFFD."""
@@ -143,11 +143,11 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """No token stands for more bytes of text than this."""
+        """The length in bytes of the longest token's text."""
         return max(len(piece.encode()) for piece in self._vocabulary.backend.get_vocab())
 
     def is_added(self, token: int) -> bool:
-        """Whether the token is found in texts as it is, before they are cut into others."""
+        """Whether it is an added token, which is matched in texts before all others."""
         return token in self._vocabulary.added_ids
 
     def is_special(self, token: int) -> bool:

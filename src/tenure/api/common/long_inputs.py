@@ -11,7 +11,7 @@ import numpy as np
 
 from tenure.api.common.pooling_job import Vectors
 from tenure.http.errors import internal_error, invalid_request
-from tenure.prompts.text_inputs import Framed
+from tenure.prompts.text_inputs import TokenizedInput
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Chunks:
     weights: list[list[int]]
 
 
-def chunked(inputs: Sequence[Framed], window: int, param: str) -> Chunks:
+def chunked(inputs: Sequence[TokenizedInput], window: int, param: str) -> Chunks:
     """Split the inputs longer than `window` tokens. Raises a 400 when special tokens and prompt fill the window."""
     prompts: list[list[int]] = []
     weights: list[list[int]] = []
@@ -31,11 +31,11 @@ def chunked(inputs: Sequence[Framed], window: int, param: str) -> Chunks:
             prompts.append(entry.ids)
             weights.append([1])
             continue
-        room = window - entry.frame.size
+        room = window - entry.special.size
         if room < 1:
             raise invalid_request(f"What stands around a text fills the window of {window} tokens.", param)
-        parts = [entry.own[start : start + room] for start in range(0, len(entry.own), room)]
-        prompts.extend(entry.frame.around(part) for part in parts)
+        parts = [entry.tokens[start : start + room] for start in range(0, len(entry.tokens), room)]
+        prompts.extend(entry.special.around(part) for part in parts)
         weights.append([len(part) for part in parts])
     return Chunks(prompts, weights)
 

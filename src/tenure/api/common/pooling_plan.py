@@ -19,7 +19,7 @@ from tenure.http.decoding import decode_body
 from tenure.http.errors import invalid_request
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.prompts.ranges import RANGES, check_number
-from tenure.prompts.text_inputs import Framed
+from tenure.prompts.text_inputs import TokenizedInput
 
 Write = Callable[[ReplyHead, Sequence[Vectors]], bytes]
 
@@ -40,7 +40,7 @@ class PoolingPlan:
 
 
 def pooled_plan(
-    inputs: Sequence[Framed],
+    inputs: Sequence[TokenizedInput],
     params: PoolingParams,
     selected: SelectedModel,
     shared: Shared,

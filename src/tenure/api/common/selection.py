@@ -6,7 +6,7 @@ from tenure.api.common.call import Call
 from tenure.client import EngineClient, Opener, Served
 from tenure.http.errors import engine_unavailable, invalid_request
 from tenure.prompts.text_model import TextModel
-from tenure.prompts.window import Window, window_of
+from tenure.prompts.token_prompts import Window, window_of
 
 
 @dataclass(frozen=True)

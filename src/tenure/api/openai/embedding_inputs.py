@@ -9,7 +9,7 @@ from tenure.api.openai.embedding_types import EncodedFields, InputFields
 from tenure.api.openai.request_types import ChatRequest
 from tenure.config import ApiSettings
 from tenure.http.errors import echo, invalid_request
-from tenure.prompts.text_inputs import Framed, TextRules, tokenise_inputs
+from tenure.prompts.text_inputs import TextRules, TokenizedInput, tokenise_inputs
 from tenure.prompts.token_prompts import split_prompts
 
 
@@ -39,7 +39,7 @@ def read_inputs(
     *,
     longest: int,
     prompt: str = "",
-) -> list[Framed]:
+) -> list[TokenizedInput]:
     """Return the tokenized inputs of `input` or `messages`. `prompt` is put before texts. Raises a 400."""
     if request.messages is not None:
         return _conversation(request, selected, shared, longest)
@@ -54,7 +54,7 @@ def read_inputs(
     return tokenise_inputs(split_prompts(request.input, settings.max_inputs, "input"), rules, "input")
 
 
-def _conversation(request: InputFields, selected: SelectedModel, shared: Shared, longest: int) -> list[Framed]:
+def _conversation(request: InputFields, selected: SelectedModel, shared: Shared, longest: int) -> list[TokenizedInput]:
     if request.input is not None:
         raise invalid_request("Only one of `input` and `messages` may be given.", "messages")
     conversation = ChatRequest(

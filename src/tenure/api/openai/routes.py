@@ -40,7 +40,7 @@ from tenure.http.decoding import decode_body
 from tenure.http.routes import Description, Route, work_route
 from tenure.pooling import PoolingTask
 from tenure.prompts.text_model import TextModel
-from tenure.prompts.window import Window
+from tenure.prompts.token_prompts import Window
 
 RequestT = TypeVar("RequestT", bound=SamplingFields)
 

@@ -26,8 +26,7 @@ from tenure.api.openai.request_types import ChatRequest, CompletionRequest
 from tenure.config import ApiSettings
 from tenure.http.errors import invalid_request, unsupported
 from tenure.prompts.text_model import TextModel
-from tenure.prompts.token_prompts import TextOrIds, check_truncation, fit, split_prompts, tokenise
-from tenure.prompts.window import Window
+from tenure.prompts.token_prompts import TextOrIds, Window, check_truncation, fit, split_prompts, tokenise
 from tenure.sampling import SamplingParams
 from tenure.text.detokenizer import TextOptions
 

@@ -1,4 +1,4 @@
-"""A long text in pieces whose tokens, one after the other, are those of the whole.
+"""Split a long text into pieces whose token ids, concatenated, are those of the whole text.
 
 Tokenising takes many times a text's size in memory and cannot be interrupted, so a long text is not given to the
 tokenizer at once. It is cut at white space between words, where no token of the vocabulary reaches across it, and only
@@ -29,10 +29,10 @@ def has_tokens_across_spaces(vocabulary: Iterable[str]) -> bool:
     return any(map(_ACROSS.search, vocabulary))
 
 
-def pieces(text: str, encode: Encode, *, may_cut: bool = True) -> Iterator[str]:
-    """Cut `text` into pieces of at most about `PIECE_CHARACTERS`, lazily. Raises CallerError for one far too long.
+def split_text(text: str, encode: Encode, *, may_cut: bool = True) -> Iterator[str]:
+    """Yield pieces of about `PIECE_CHARACTERS`. Raises CallerError where one would exceed `LONGEST_PIECE`.
 
-    `encode` gives the tokens of a text without special ones around it.
+    `encode` returns the token ids of a text, without special ones.
     """
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
@@ -43,7 +43,7 @@ def pieces(text: str, encode: Encode, *, may_cut: bool = True) -> Iterator[str]:
 
 
 def _next_cut(text: str, start: int, encode: Encode, may_cut: bool) -> tuple[int, int]:
-    """Where the piece from `start` ends, and the next begins."""
+    """The end of the piece that begins at `start`, and the begin of the next one."""
     end = start + PIECE_CHARACTERS
     while end - start <= LONGEST_PIECE:
         places = list(_PLACE.finditer(text, end - PIECE_CHARACTERS // 2, end)) if may_cut else []

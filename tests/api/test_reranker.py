@@ -9,12 +9,11 @@ from tenure.checkpoints.profile import ModelProfile, Scoring
 from tenure.errors import CallerError
 from tenure.pooling import PoolingTask
 from tenure.prompts.chat_template import ChatTemplate
-from tenure.prompts.reranker_prompt import DEFAULT_INSTRUCTION, reranker_prompt
-from tenure.prompts.score_template import template_prompt
+from tenure.prompts.reranker_prompt import DEFAULT_INSTRUCTION, reranker_prompt, template_prompt
 from tests.api.generation_rig import assert_refused
 from tests.api.pooling_rig import pooling_rig
 
-JUDGE = ModelProfile(
+RERANKER = ModelProfile(
     tasks=("score", "classify"), scoring=Scoring.CROSS_ENCODER, labels=("yes",), answer_tokens=("no", "yes")
 )
 BEGIN, END = reranker_prompt("q", "\0").split("\0")
@@ -25,8 +24,8 @@ def likes_length(ids, params):
     return 1 / (1 + np.exp(-logit)) if params.activation else logit
 
 
-def judge_rig(**more):
-    return pooling_rig(JUDGE, likes_length, score_prompt=reranker_prompt, framed=False, **more)
+def reranker_rig(**more):
+    return pooling_rig(RERANKER, likes_length, score_prompt=reranker_prompt, framed=False, **more)
 
 
 def read(rig):
@@ -35,7 +34,7 @@ def read(rig):
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"])
 def test_a_query_and_its_documents_are_put_to_the_model_as_questions(path):
-    rig = judge_rig()
+    rig = reranker_rig()
     query = {"query": "q"} if "rerank" in path else {"queries": "q"}
     reply = rig.post(path, {**query, "documents": ["a", "longer"]})
     assert reply.status_code == 200, reply.text
@@ -46,14 +45,14 @@ def test_a_query_and_its_documents_are_put_to_the_model_as_questions(path):
 
 
 def test_an_instruction_takes_the_place_of_the_default():
-    rig = judge_rig()
+    rig = reranker_rig()
     rig.post("/rerank", {"query": "q", "documents": ["a"], "instruction": "Find duplicates"})
     assert read(rig) == [reranker_prompt("q", "a", "Find duplicates")]
 
 
 @pytest.mark.parametrize("path", ["/score", "/rerank"])
 def test_an_instruction_may_stand_among_the_arguments_of_the_template(path):
-    rig = judge_rig()
+    rig = reranker_rig()
     body = {"queries" if path == "/score" else "query": "q", "documents": ["a"]}
     kwargs = {"chat_template_kwargs": {"instruction": "Find duplicates", "enable_thinking": False}}
     assert rig.post(path, body | kwargs).status_code == 200
@@ -69,7 +68,7 @@ def test_an_instruction_may_stand_among_the_arguments_of_the_template(path):
 
 
 def test_the_instruction_that_a_model_was_saved_with():
-    profile = replace(JUDGE, prompts={"web": "Search", "other": "Other"}, default_prompt="web")
+    profile = replace(RERANKER, prompts={"web": "Search", "other": "Other"}, default_prompt="web")
     rig = pooling_rig(profile, likes_length, score_prompt=reranker_prompt, framed=False)
     rig.post("/rerank", {"query": "q", "documents": ["a"]})
     rig.post("/rerank", {"query": "q", "documents": ["a"], "instruction": "Sort"})
@@ -81,13 +80,13 @@ def test_texts_that_the_models_template_refuses_are_a_400():
     def write(query, document, instruction):
         raise CallerError("no such document")
 
-    rig = pooling_rig(JUDGE, likes_length, score_prompt=write, framed=False)
+    rig = pooling_rig(RERANKER, likes_length, score_prompt=write, framed=False)
     error = assert_refused(rig, rig.post("/score", {"queries": "q", "documents": ["a"]}))
     assert "no such document" in error["message"]
 
 
 def test_without_activation_the_score_is_how_much_yes_exceeds_no():
-    rig = judge_rig()
+    rig = reranker_rig()
     reply = rig.post("/score", {"queries": "q", "documents": ["a"], "use_activation": False})
     assert reply.json()["data"][0]["score"] == pytest.approx(len(reranker_prompt("q", "a")) / 1000)
 
@@ -96,7 +95,7 @@ def test_without_activation_the_score_is_how_much_yes_exceeds_no():
 @pytest.mark.parametrize("fields", [{"truncate_prompt_tokens": -1}, {"max_tokens_per_doc": 4000}])
 def test_of_what_is_too_long_the_document_alone_is_cut(side, fields):
     window = len(BEGIN + END) + 20
-    rig = judge_rig(max_model_len=window + 1)
+    rig = reranker_rig(max_model_len=window + 1)
     document = "".join(chr(65 + number % 26) for number in range(500))
     reply = rig.post("/score", {"queries": "q", "documents": [document], "truncation_side": side, **fields})
     assert reply.status_code == 200, reply.text
@@ -111,7 +110,7 @@ def test_of_what_is_too_long_the_document_alone_is_cut(side, fields):
 def test_a_query_is_cut_as_well_where_the_whole_may_be():
     window = len(BEGIN + END) + 20
     body = {"queries": "q" * 300, "documents": ["d" * 300, "ee"]}
-    rig = judge_rig(max_model_len=window + 1)
+    rig = reranker_rig(max_model_len=window + 1)
     assert_refused(rig, rig.post("/score", body | {"max_tokens_per_doc": 4000}), code="context_length_exceeded")
     assert rig.post("/score", body | {"truncate_prompt_tokens": -1}).status_code == 200
     first, second = read(rig)
@@ -122,22 +121,22 @@ def test_a_query_is_cut_as_well_where_the_whole_may_be():
 
 
 def test_a_limit_that_the_prompt_alone_exceeds_is_refused():
-    rig = judge_rig()
+    rig = reranker_rig()
     body = {"queries": "q", "documents": ["a", "b"], "truncate_prompt_tokens": 5}
     error = assert_refused(rig, rig.post("/score", body))
     assert (error["param"], "leaves no room for texts" in error["message"]) == ("truncate_prompt_tokens", True)
 
 
 def test_what_is_too_long_without_leave_to_cut_is_refused():
-    rig = judge_rig(max_model_len=len(BEGIN + END) + 20)
+    rig = reranker_rig(max_model_len=len(BEGIN + END) + 20)
     body = {"queries": "q", "documents": ["d" * 500]}
     assert_refused(rig, rig.post("/score", body), code="context_length_exceeded")
-    rig = judge_rig(max_model_len=len(BEGIN + END) - 5)
+    rig = reranker_rig(max_model_len=len(BEGIN + END) - 5)
     assert_refused(rig, rig.post("/score", body | {"truncate_prompt_tokens": -1}), code="context_length_exceeded")
 
 
-def test_a_model_that_judges_does_not_chat():
-    rig = judge_rig()
+def test_a_reranker_does_not_chat():
+    rig = reranker_rig()
     reply = rig.post("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]})
     assert_refused(rig, reply, code="model_not_supported")
 
@@ -146,7 +145,7 @@ def test_a_model_that_judges_does_not_chat():
 def test_arguments_reach_the_template_of_a_model_that_has_one(path):
     """Whatever they are called; a template has them where it asks for them."""
     source = "{{ tone }} {{ query }} {% for message in messages %}{{ message.content }} {% endfor %}"
-    rig = pooling_rig(JUDGE, likes_length, score_prompt=template_prompt(ChatTemplate(source, {})), framed=False)
+    rig = pooling_rig(RERANKER, likes_length, score_prompt=template_prompt(ChatTemplate(source, {})), framed=False)
     body = {"queries" if path == "/score" else "query": "q", "documents": ["a"]}
     kwargs = {"tone": "kind", "query": "name", "messages": [], "unused": 1}
     assert rig.post(path, body | {"chat_template_kwargs": kwargs}).status_code == 200

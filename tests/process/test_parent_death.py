@@ -8,12 +8,12 @@ import sys
 import anyio
 import pytest
 
-from tenure.process.lifeline import end_of_file
+from tenure.process.system import end_of_file
 from tests.tasks import run, settle
 
 _CHILD = """
 import os, signal, sys
-from tenure.process.lifeline import die_with_parent
+from tenure.process.system import die_with_parent
 die_with_parent(int(sys.argv[1]))
 print("alive", os.getpid(), flush=True)
 while True:

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from tenure.errors import CallerError
 from tenure.source import ResolvedSource, SourceKind
-from tenure.text.pieces import LONGEST_PIECE, PIECE_CHARACTERS, has_tokens_across_spaces, pieces
+from tenure.text.splitting import LONGEST_PIECE, PIECE_CHARACTERS, has_tokens_across_spaces, split_text
 from tenure.text.tokenizer import load_tokenizer
 from tests.text.gguf_samples import demo_file
 
@@ -74,7 +74,7 @@ def test_the_tokens_are_those_of_the_whole(name):
         return backend.encode(text, add_special_tokens=False).ids
 
     for text in long_texts():
-        found = list(pieces(text, encode, may_cut=may_cut))
+        found = list(split_text(text, encode, may_cut=may_cut))
         assert [token for piece in found for token in encode(piece)] == encode(text)
         if may_cut and text.count(" ") > len(text) // 20:
             assert all(len(piece) <= PIECE_CHARACTERS for piece in found)
