@@ -44,16 +44,16 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "root_path": (("--root-path", "/llm"), "/llm"),
     "max_body_size": (("--max-body-size", "0.5"), 0.5),
     "max_open_body_size": (("--max-open-body-size", "64"), 64.0),
-    "max_json_depth": (("--max-json-depth", "5"), 5),
-    "max_json_items": (("--max-json-items", "7"), 7),
-    "max_header_size": (("--max-header-size", "2048"), 2048),
+    "max_body_depth": (("--max-json-depth", "5"), 5),
+    "max_body_items": (("--max-json-items", "7"), 7),
+    "max_header_bytes": (("--max-header-size", "2048"), 2048),
     "max_header_count": (("--max-header-count", "20"), 20),
     "header_timeout": (("--header-timeout", "2.5"), 2.5),
     "body_timeout": (("--body-timeout", "3"), 3.0),
     "stall_timeout": (("--stall-timeout", "9"), 9.0),
     "max_connections": (("--max-connections", "77"), 77),
-    "timeout_keep_alive": (("--timeout-keep-alive", "2.5"), 2.5),
-    "sse_keep_alive_interval": (("--sse-keep-alive-interval", "2.5"), 2.5),
+    "keep_alive_timeout": (("--timeout-keep-alive", "2.5"), 2.5),
+    "keep_alive_interval": (("--sse-keep-alive-interval", "2.5"), 2.5),
 }
 TOGETHER = {"ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers"}
 """What means nothing without a certificate."""
@@ -83,7 +83,7 @@ def test_every_flag_is_read_and_changes_what_is_run(name: str, model: str, tmp_p
 
 def test_vllms_names_for_the_limits_of_heads(model: str) -> None:
     read = options(model, "--h11-max-incomplete-event-size", "4096", "--h11-max-header-count", "9")
-    assert (read.limits.max_header_size, read.limits.max_header_count) == (4096, 9)
+    assert (read.limits.max_header_bytes, read.limits.max_header_count) == (4096, 9)
 
 
 def test_limits_in_the_units_of_the_flags(model: str) -> None:

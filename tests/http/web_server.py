@@ -66,7 +66,7 @@ class WebServer:
         await until(lambda: self.guard.snapshot().open == 0 and self.guard.snapshot().watchers == 0)
         now = self.counts()
         assert (now.open, now.outcomes, now.arrivals) == (0, outcomes, sum(outcomes.values()))
-        self.counters.audit()
+        assert not any(stage.open for stage in now.stages)
 
     async def idle_after_arrival(self, **outcomes: int) -> None:
         """As `idle`, once the first request has arrived."""

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tenure.client import EngineClient, Fleet, Refusal, Served
 from tenure.config import ApiSettings
-from tenure.observe.counters import CounterSchema, SharedCounters, WorkStage
+from tenure.observe.counters import HISTOGRAMS, CounterSchema, SharedCounters, WorkStage
 from tenure.observe.metric_table import TABLE, Kind
 from tenure.observe.metrics import Readings, metrics_text, tenure_families
 from tenure.observe.vllm_metrics import vllm_families
@@ -59,7 +59,7 @@ def readings():
     workers[0].leave(CHAT, "tiny", Outcome.CLIENT_CANCELLED)
     workers[1].arrive(CHAT)
     workers[1].leave(CHAT, "tiny", Outcome.QUEUE_FULL)
-    for name in counters.schema.histograms:
+    for name in HISTOGRAMS:
         workers[0].observe(name, 0.25, "tiny")
         workers[1].observe(name, 0.5, "tiny")
     yield Readings("1.2", counters.snapshot(), [msgspec.structs.replace(LEDGER, figures=FIGURES), SILENT], [CARD])

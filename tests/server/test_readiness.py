@@ -6,6 +6,7 @@ from itertools import permutations
 import msgspec
 import pytest
 
+from tenure.process.reports import Loaded, Serving
 from tenure.server.readiness import Readiness
 from tenure.wire.messages import ModelCard
 from tests.wire.samples import CARD
@@ -29,31 +30,31 @@ def test_all_must_be_there(order: Sequence[int]) -> None:
     for number in order:
         assert told.cards == []
         if number < 2:
-            readiness.loaded(number, CARDS[number])
+            readiness.hear(number, Loaded(card=CARDS[number]))
         else:
-            readiness.serves(number - 2)
+            readiness.hear(number - 2, Serving())
     assert told.cards == [CARDS]
 
 
 def test_an_engine_that_loads_again_is_no_news() -> None:
     told = Told()
     readiness = Readiness(engines=1, workers=1, complete=told)
-    readiness.loaded(0, CARDS[0])
-    readiness.serves(0)
-    readiness.loaded(0, CARDS[0])
+    readiness.hear(0, Loaded(card=CARDS[0]))
+    readiness.hear(0, Serving())
+    readiness.hear(0, Loaded(card=CARDS[0]))
     assert len(told.cards) == 1
 
 
 def test_an_api_process_that_is_back_is() -> None:
     told = Told()
     readiness = Readiness(engines=1, workers=2, complete=told)
-    readiness.loaded(0, CARDS[0])
-    readiness.serves(0)
+    readiness.hear(0, Loaded(card=CARDS[0]))
+    readiness.hear(0, Serving())
     readiness.left(0)  # it died before the other was there
-    readiness.serves(1)
+    readiness.hear(1, Serving())
     assert told.cards == []
-    readiness.serves(0)
+    readiness.hear(0, Serving())
     assert len(told.cards) == 1
     readiness.left(1)
-    readiness.serves(1)
+    readiness.hear(1, Serving())
     assert len(told.cards) == 2

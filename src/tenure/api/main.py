@@ -62,7 +62,7 @@ def main() -> None:
     except TenureError as error:
         write_report(report, Failed(message=str(error)))
         sys.exit(1)
-    shared = SharedCounters.attach(counters, CounterSchema(workers=config.workers, models=config.model_names))
+    shared = SharedCounters(counters, CounterSchema(workers=config.workers, models=config.model_names))
     request_short_time_slices()
     sys.set_int_max_str_digits(_MOST_DIGITS)
     with _tracing(config.report) as tracer:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated
 
 import msgspec
@@ -12,6 +12,7 @@ from tenure.cli.flags import AtLeastOne, Positive, Seconds, Texts, whole
 from tenure.config import CorsConfig, HttpLimits, KeyRing, TlsConfig, environment_api_keys
 from tenure.errors import CallerError
 
+_HEADER_BYTES = Parameter(name="--max-header-size", alias="--h11-max-incomplete-event-size")
 _MIB = 1024 * 1024
 _DEFAULTS = HttpLimits()
 _PREFIX = re.compile(r"(/[A-Za-z0-9_.~-]+)+")
@@ -50,19 +51,17 @@ class AccessOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions:
-    """How much, and for how long."""
+    """How much, and for how long; `HttpLimits` has fields of these names, but sizes of bodies in bytes."""
 
     max_body_size: Positive = _DEFAULTS.max_body_bytes / _MIB
     """Largest request body, in MiB."""
     max_open_body_size: Positive = _DEFAULTS.max_open_body_bytes / _MIB
     """Most of all request bodies that one API process holds at a time, in MiB."""
-    max_json_depth: Annotated[int, whole(1, 256)] = _DEFAULTS.max_body_depth
+    max_body_depth: Annotated[int, Parameter(name="--max-json-depth"), whole(1, 256)] = _DEFAULTS.max_body_depth
     """Deepest nesting of arrays and objects in a body."""
-    max_json_items: AtLeastOne = _DEFAULTS.max_body_items
+    max_body_items: Annotated[int, Parameter(name="--max-json-items"), whole(1)] = _DEFAULTS.max_body_items
     """Most items of all arrays and objects in a body; an array or an object counts as 16."""
-    max_header_size: Annotated[int, Parameter(alias="--h11-max-incomplete-event-size"), whole(1024)] = (
-        _DEFAULTS.max_header_bytes
-    )
+    max_header_bytes: Annotated[int, _HEADER_BYTES, whole(1024)] = _DEFAULTS.max_header_bytes
     """Largest request head, in bytes."""
     max_header_count: Annotated[int, Parameter(alias="--h11-max-header-count"), whole(1)] = _DEFAULTS.max_header_count
     """Most headers of a request."""
@@ -74,10 +73,10 @@ class LimitOptions:
     """Seconds that a response may wait for a client that does not read, and that its generation may stand in all."""
     max_connections: AtLeastOne = _DEFAULTS.max_connections
     """Most connections that one API process holds open."""
-    timeout_keep_alive: Seconds = _DEFAULTS.keep_alive_timeout
+    keep_alive_timeout: Annotated[Seconds, Parameter(name="--timeout-keep-alive")] = _DEFAULTS.keep_alive_timeout
     """Seconds that a connection may be idle between requests; 0 closes it behind each answer. A proxy in front should
     give up its idle connections earlier than that."""
-    sse_keep_alive_interval: Seconds = _DEFAULTS.keep_alive_interval
+    keep_alive_interval: Annotated[Seconds, Parameter(name="--sse-keep-alive-interval")] = _DEFAULTS.keep_alive_interval
     """Seconds of silence in a stream after which a comment line is sent; 0 is never."""
 
 
@@ -105,29 +104,16 @@ def _keys_of(path: str) -> tuple[str, ...]:
 
 
 def http_limits(options: LimitOptions) -> HttpLimits:
-    return HttpLimits(
-        max_header_bytes=options.max_header_size,
-        max_header_count=options.max_header_count,
-        header_timeout=options.header_timeout,
-        max_body_bytes=max(1, round(options.max_body_size * _MIB)),
-        max_body_depth=options.max_json_depth,
-        max_body_items=options.max_json_items,
-        body_timeout=options.body_timeout,
-        stall_timeout=options.stall_timeout,
-        max_open_body_bytes=max(1, round(options.max_open_body_size * _MIB)),
-        max_connections=options.max_connections,
-        keep_alive_timeout=options.timeout_keep_alive,
-        keep_alive_interval=options.sse_keep_alive_interval,
-    )
+    fields = asdict(options)
+    for name in ("max_body", "max_open_body"):
+        fields[f"{name}_bytes"] = max(1, round(fields.pop(f"{name}_size") * _MIB))
+    return HttpLimits(**fields)
 
 
 def cors(options: AccessOptions) -> CorsConfig:
-    return CorsConfig(
-        origins=_listed("--allowed-origins", options.allowed_origins),
-        methods=_listed("--allowed-methods", options.allowed_methods),
-        headers=_listed("--allowed-headers", options.allowed_headers),
-        credentials=options.allow_credentials,
-    )
+    lists = ("origins", "methods", "headers")
+    allowed = {name: _listed(f"--allowed-{name}", getattr(options, f"allowed_{name}")) for name in lists}
+    return CorsConfig(**allowed, credentials=options.allow_credentials)
 
 
 def _listed(flag: str, values: Sequence[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
 
@@ -56,7 +56,7 @@ FIRST_TOKEN_BUCKETS = (
 INTER_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 5.0)
 MEAN_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0)
 TOKEN_BUCKETS = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-DEFAULT_HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
+HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
     "cancel_seconds": CANCEL_BUCKETS,
     "engine_cancel_seconds": CANCEL_BUCKETS,
     "time_to_first_token_seconds": FIRST_TOKEN_BUCKETS,
@@ -97,8 +97,6 @@ class CounterSchema:
     workers: int
     routes: tuple[str, ...] = WORK_PATHS
     models: tuple[str, ...] = ()
-    histograms: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: DEFAULT_HISTOGRAMS)
-    """The upper bounds of each histogram's buckets, in the unit that ends its name."""
 
     @property
     def counted_models(self) -> tuple[str, ...]:
@@ -142,16 +140,16 @@ class _Layout:
 
     def __init__(self, schema: CounterSchema) -> None:
         self.routes, self.models = schema.routes, schema.counted_models
-        self.bounds = schema.histograms
         keys: list[tuple[str | int, ...]] = [
             *product(("arrived",), self.routes),
             *product(("ended",), self.routes, self.models, _OUTCOMES),
             *product(("entered", "left"), self.models, _COUNTED_STAGES),
         ]
-        for name, bounds in self.bounds.items():
+        for name, bounds in HISTOGRAMS.items():
             keys += product((name,), self.models, range(len(bounds) + 2))
         self._cells = {key: cell for cell, key in enumerate(keys)}
         self.cells = len(keys)
+        self.bytes = (schema.workers * self.cells + 1) * _CELL_BYTES  # the last is for all workers: `was_ready`
         first, after = (self.cell(kind, UNKNOWN_MODEL, _COUNTED_STAGES[0]) for kind in ("entered", "left"))
         self.stages = slice(first, after)
 
@@ -200,7 +198,7 @@ class WorkerCounters:
 
     def observe(self, histogram: str, value: float, model: str = UNKNOWN_MODEL) -> None:
         """Enter one value, in the unit that ends the name, into a histogram of the schema."""
-        layout, bounds = self._layout, self._layout.bounds[histogram]
+        layout, bounds = self._layout, HISTOGRAMS[histogram]
         start = layout.cell(histogram, layout.counted(model), 0)
         self._row[start + bisect_left(bounds, value)] += 1
         self._row[start + len(bounds) + 1] += round(value * layout.scale(histogram))
@@ -210,11 +208,14 @@ class SharedCounters:
     """The whole mapping, as the supervisor makes it and every worker attaches it."""
 
     def __init__(self, descriptor: int, schema: CounterSchema) -> None:
+        """Open the mapping that `descriptor` names; `schema` must be the one it was made with."""
         self.descriptor = descriptor
         """A memfd; inherited or passed to the workers, closed by `close`."""
         self.schema = schema
         self._layout = _Layout(schema)
-        self._map = mmap.mmap(descriptor, _size(schema, self._layout))
+        if os.fstat(descriptor).st_size != self._layout.bytes:
+            raise InternalError("the shared counters were made with another schema")
+        self._map = mmap.mmap(descriptor, self._layout.bytes)
         self._cells = memoryview(self._map).cast("q")
         self._lent: list[memoryview] = []
 
@@ -222,14 +223,7 @@ class SharedCounters:
     def create(cls, schema: CounterSchema) -> "SharedCounters":
         """Make the mapping, all zero."""
         descriptor = os.memfd_create("tenure-counters")
-        os.ftruncate(descriptor, _size(schema, _Layout(schema)))
-        return cls(descriptor, schema)
-
-    @classmethod
-    def attach(cls, descriptor: int, schema: CounterSchema) -> "SharedCounters":
-        """Open the mapping that `descriptor` names; its schema must be the one it was made with."""
-        if os.fstat(descriptor).st_size != _size(schema, _Layout(schema)):
-            raise InternalError("the shared counters were made with another schema")
+        os.ftruncate(descriptor, _Layout(schema).bytes)
         return cls(descriptor, schema)
 
     def close(self) -> None:
@@ -282,19 +276,9 @@ class SharedCounters:
             outcomes=dict(outcomes),
             routes=routes,
             by_model=by_model,
-            histograms={name: self._histograms(name, totals) for name in layout.bounds},
+            histograms={name: self._histograms(name, totals) for name in HISTOGRAMS},
             stages=self._stages(totals, arrivals - outcomes.total()),
         )
-
-    def audit(self) -> None:
-        """Raise `InternalError` unless every row counts as many arrivals as endings at least, and stages likewise."""
-        for index in range(self.schema.workers):
-            row = self._read(index)
-            open_requests = {route: self._layout.open_in(row, route) for route in self.schema.routes}
-            entered = self._layout.stages
-            staged = [came - left for came, left in zip(row[entered], row[entered.stop :], strict=False)]
-            if min(0, *open_requests.values(), *staged) < 0 or sum(staged) > sum(open_requests.values()):
-                raise InternalError(f"worker {index} counts {open_requests} open requests, {staged} in stages")
 
     def __repr__(self) -> str:
         now = self.snapshot()
@@ -327,7 +311,7 @@ class SharedCounters:
         return [StageCount(UNKNOWN_MODEL, WorkStage.RECEIVED, received), *counts]
 
     def _histograms(self, name: str, totals: Sequence[int]) -> dict[str, HistogramCounts]:
-        bounds = self._layout.bounds[name]
+        bounds = HISTOGRAMS[name]
         found = {}
         for model in self._layout.models:
             start = self._layout.cell(name, model, 0)
@@ -335,7 +319,3 @@ class SharedCounters:
             if model or any(counts):
                 found[model] = HistogramCounts(bounds, tuple(counts), total / self._layout.scale(name))
         return found
-
-
-def _size(schema: CounterSchema, layout: _Layout) -> int:
-    return (schema.workers * layout.cells + 1) * _CELL_BYTES

@@ -5,6 +5,7 @@ Owner of: the cards of the engines, the API processes that serve. Every change c
 
 from collections.abc import Callable, Sequence
 
+from tenure.process.reports import AnyReport, Loaded, Serving
 from tenure.wire.messages import ModelCard
 
 
@@ -19,13 +20,15 @@ class Readiness:
         self._serving: set[int] = set()
         self._told = False
 
-    def loaded(self, engine: int, card: ModelCard) -> None:
-        """An API process may say that every model is ready before the last engine's own words have been read."""
-        self._cards[engine] = card
-        self._tell()
+    def hear(self, number: int, report: AnyReport) -> None:
+        """Take the report of an engine or an API process, each counted from 0.
 
-    def serves(self, worker: int) -> None:
-        self._serving.add(worker)
+        An API process may say that every model is ready before the last engine's own words have been read.
+        """
+        if isinstance(report, Loaded):
+            self._cards[number] = report.card
+        elif isinstance(report, Serving):
+            self._serving.add(number)
         self._tell()
 
     def left(self, worker: int) -> None:

@@ -27,7 +27,6 @@ import msgspec
 from tenure.config import ApiConfig, ServeConfig
 from tenure.observe.counters import CounterSchema, SharedCounters
 from tenure.observe.logs import announce
-from tenure.process.reports import AnyReport, Loaded, Serving
 from tenure.server.addresses import address_of, listening, socket_folder
 from tenure.server.child_monitor import ChildMonitor, ServerEnded
 from tenure.server.children import END_TIMEOUT, ChildSpec, reap_adopted
@@ -65,9 +64,6 @@ class Supervisor:
     def __init__(self, config: ServeConfig, announce: Announce) -> None:
         self._config = config
         self._announce = announce
-        self._address = ""
-        self._note_ready: Callable[[], None] | None = None
-        self._readiness = Readiness(len(config.engines), config.api.workers, self._on_complete)
         self._cut_short = False
         self._cut_off = 0
 
@@ -85,14 +81,19 @@ class Supervisor:
 
     async def _run(self, stack: AsyncExitStack) -> None:
         listeners = stack.enter_context(listening(self._config.host, self._config.port))
-        self._address = address_of(listeners[0], "http" if self._config.api.tls is None else "https")
+        address = address_of(listeners[0], "http" if self._config.api.tls is None else "https")
         schema = CounterSchema(workers=self._config.api.workers, models=self._config.api.model_names)
         counters = stack.enter_context(closing(SharedCounters.create(schema)))
-        self._note_ready = counters.note_ready
+
+        def complete(cards: Sequence[ModelCard]) -> None:
+            counters.note_ready()
+            self._announce(address, cards)
+
+        readiness = Readiness(len(self._config.engines), self._config.api.workers, complete)
         folder = stack.enter_context(socket_folder())
         signals = stack.enter_context(anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-        engines, sockets = self._engines(stack, folder)
-        workers = self._workers(listeners, counters, sockets)
+        engines, sockets = self._engines(stack, folder, readiness)
+        workers = self._workers(listeners, counters, sockets, readiness)
         group = await stack.enter_async_context(anyio.create_task_group())
         for monitor in (*engines, *workers):
             group.start_soon(monitor.keep)
@@ -101,7 +102,9 @@ class Supervisor:
         await self._stop(signals, workers, engines)
         group.cancel_scope.cancel()
 
-    def _engines(self, stack: AsyncExitStack, folder: str) -> tuple[list[ChildMonitor], tuple[tuple[str, ...], ...]]:
+    def _engines(
+        self, stack: AsyncExitStack, folder: str, readiness: Readiness
+    ) -> tuple[list[ChildMonitor], tuple[tuple[str, ...], ...]]:
         """Keepers, and the sockets of each model's engines. Sockets are the supervisor's, so they outlive an engine."""
         monitors: list[ChildMonitor] = []
         paths: dict[str, list[str]] = {name: [] for name in self._config.api.model_names}
@@ -115,7 +118,7 @@ class Supervisor:
                 module="tenure.engine.main",
                 config=config,
                 descriptors=(engine_listener.fileno(),),
-                on_report=partial(self._on_engine_report, number),
+                on_report=partial(readiness.hear, number),
                 environment=_ENGINE_ENVIRONMENT,
             )
             restart = self._config.on_engine_death == "restart"
@@ -125,7 +128,11 @@ class Supervisor:
         return monitors, tuple(tuple(found) for found in paths.values())
 
     def _workers(
-        self, listeners: Sequence[socket.socket], counters: SharedCounters, sockets: tuple[tuple[str, ...], ...]
+        self,
+        listeners: Sequence[socket.socket],
+        counters: SharedCounters,
+        sockets: tuple[tuple[str, ...], ...],
+        readiness: Readiness,
     ) -> list[ChildMonitor]:
         common = msgspec.structs.replace(
             self._config.api,
@@ -142,28 +149,15 @@ class Supervisor:
                 module="tenure.api.main",
                 config=config,
                 descriptors=(counters.descriptor, *(listener.fileno() for listener in listeners)),
-                on_report=partial(self._on_worker_report, number),
+                on_report=partial(readiness.hear, number),
             )
-            close_worker, limit = partial(self._bury, counters, config), self._config.api_heartbeat_timeout
+            close_worker, limit = partial(self._bury, counters, readiness, config), self._config.api_heartbeat_timeout
             monitors.append(ChildMonitor(spec, restart=True, silence=limit, work=limit, after_death=close_worker))
         return monitors
 
-    def _on_engine_report(self, number: int, report: AnyReport) -> None:
-        if isinstance(report, Loaded):
-            self._readiness.loaded(number, report.card)
-
-    def _on_worker_report(self, number: int, report: AnyReport) -> None:
-        if isinstance(report, Serving):
-            self._readiness.serves(number)
-
-    def _on_complete(self, cards: Sequence[ModelCard]) -> None:
-        assert self._note_ready is not None
-        self._note_ready()
-        self._announce(self._address, cards)
-
-    def _bury(self, counters: SharedCounters, worker: ApiConfig) -> None:
+    def _bury(self, counters: SharedCounters, readiness: Readiness, worker: ApiConfig) -> None:
         """An API process is gone: its open requests end as `worker_lost`."""
-        self._readiness.left(worker.worker)
+        readiness.left(worker.worker)
         lost = counters.close_worker(worker.worker)
         self._cut_off += lost
         if lost and not self._cut_short:
