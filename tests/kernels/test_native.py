@@ -1,7 +1,6 @@
 """The native library: built or not, loaded beside torch, on torch's threads."""
 
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -42,16 +41,21 @@ def test_a_library_that_is_missing_or_broken_is_not_available(tmp_path: Path) ->
 @needs_native
 @pytest.mark.parametrize(
     ("function", "place"),
-    [(function, place) for function, numbers in native.LAYOUTS.items() for place in range(len(numbers))],
+    [
+        (function, place)
+        for function, numbers in (native.LAYOUTS | native.AVX512_LAYOUTS).items()
+        for place in range(len(numbers))
+    ],
 )
 def test_a_library_with_another_limit_or_structure_is_not_available(
     function: str, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if platform.machine() != "x86_64" and function != "tenure_has_attention_layout":
-        pytest.skip("nothing of these structures was built")
-    numbers = list(native.LAYOUTS[function])
+    if function in native.AVX512_LAYOUTS and not native.NativeKernels.load().has_avx512:
+        pytest.skip("these structures are not used with this processor")
+    table = "LAYOUTS" if function in native.LAYOUTS else "AVX512_LAYOUTS"
+    numbers = list(getattr(native, table)[function])
     numbers[place] += 1
-    monkeypatch.setattr(native, "LAYOUTS", {**native.LAYOUTS, function: tuple(numbers)})
+    monkeypatch.setattr(native, table, getattr(native, table) | {function: tuple(numbers)})
     assert not native.available()
 
 

@@ -17,7 +17,7 @@ from tenure.core.scheduler import Scheduler
 from tenure.model_runner.decoder_runner import DecoderRunner
 from tenure.model_runner.sampler import Sampler
 from tenure.model_runner.sampling_head import SamplingHead
-from tenure.models.base import LoadedModel
+from tenure.models.llama import LlamaModel
 from tenure.outcomes import Outcome
 from tenure.sampling import SamplingParams
 from tenure.source import resolve_source
@@ -42,7 +42,7 @@ OPENINGS = (
 
 
 @pytest.fixture(scope="module")
-def model() -> LoadedModel:
+def model() -> LlamaModel:
     return smollm2()
 
 
@@ -53,7 +53,7 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def together(model: LoadedModel, prompts: list[list[int]]) -> list[list[int]]:
+def together(model: LlamaModel, prompts: list[list[int]]) -> list[list[int]]:
     engine = Engine(model)
     texts = engine.texts(prompts)
     assert engine.scheduler.counts.cached == 0, "each token was computed for these texts"
@@ -63,7 +63,7 @@ def together(model: LoadedModel, prompts: list[list[int]]) -> list[list[int]]:
 class Engine:
     """Scheduler and runner in one thread, as the engine loop drives them with `--step-time 0`."""
 
-    def __init__(self, model: LoadedModel, *, num_blocks: int = 400, tokens: int = 2048) -> None:
+    def __init__(self, model: LlamaModel, *, num_blocks: int = 400, tokens: int = 2048) -> None:
         limits = Limits(max_model_len=2048, num_blocks=num_blocks, block_size=16, num_slots=16)
         self.scheduler = Scheduler(limits)
         cache = make_cache(model, num_blocks)
@@ -138,7 +138,7 @@ def test_the_text_is_that_of_transformers(reference: Any, prompts: list[list[int
     ],
 )
 def test_the_text_does_not_depend_on_the_engine(
-    model: LoadedModel, reference: Any, prompts: list[list[int]], together: list[list[int]], engine: dict[str, Any]
+    model: LlamaModel, reference: Any, prompts: list[list[int]], together: list[list[int]], engine: dict[str, Any]
 ) -> None:
     some = slice(0, 4) if "num_blocks" in engine else slice(None)
     used = Engine(model, **engine)
@@ -149,7 +149,7 @@ def test_the_text_does_not_depend_on_the_engine(
 
 
 def test_the_text_does_not_depend_on_the_neighbours(
-    model: LoadedModel, reference: Any, prompts: list[list[int]], together: list[list[int]]
+    model: LlamaModel, reference: Any, prompts: list[list[int]], together: list[list[int]]
 ) -> None:
     alone = Engine(model)
     texts = [alone.texts([prompt])[0] for prompt in prompts[:2]]
@@ -158,7 +158,7 @@ def test_the_text_does_not_depend_on_the_neighbours(
 
 
 def test_the_text_does_not_depend_on_neighbours_that_are_aborted(
-    model: LoadedModel, reference: Any, prompts: list[list[int]], together: list[list[int]]
+    model: LlamaModel, reference: Any, prompts: list[list[int]], together: list[list[int]]
 ) -> None:
     engine = Engine(model)
     watched = engine.add(prompts[0])
@@ -174,7 +174,7 @@ def test_the_text_does_not_depend_on_neighbours_that_are_aborted(
 
 
 def test_a_cached_beginning_gives_the_same_text(
-    model: LoadedModel, reference: Any, prompts: list[list[int]], together: list[list[int]]
+    model: LlamaModel, reference: Any, prompts: list[list[int]], together: list[list[int]]
 ) -> None:
     engine = Engine(model)
     long = prompts[0] + together[0][:100]

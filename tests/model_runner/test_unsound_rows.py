@@ -25,7 +25,7 @@ from tenure.model_runner.decoder_runner import UNSOUND, DecoderRunner
 from tenure.model_runner.sampler import Sampler
 from tenure.model_runner.sampling_head import SamplingHead
 from tenure.model_runner.step_results import StepResults
-from tenure.models.base import LoadedModel
+from tenure.models.llama import LlamaModel
 from tenure.models.loader import load
 from tenure.outcomes import Outcome
 from tenure.sampling import SamplingParams
@@ -50,7 +50,7 @@ class Overflowing:
     The pass over this token then raises as well if `raises` says so: once it has written, or when logits are asked for.
     """
 
-    def __init__(self, model: LoadedModel, part: int) -> None:
+    def __init__(self, model: LlamaModel, part: int) -> None:
         self.hot = False
         self.raises = ""
         self._model = model
@@ -74,7 +74,7 @@ class Overflowing:
 class Engine:
     """Loop, scheduler and runner in one thread; a step takes `CHUNK` tokens of a prompt. It is its loop's port."""
 
-    def __init__(self, model: LoadedModel, part: int = KEY, depth: int = 0) -> None:
+    def __init__(self, model: LlamaModel, part: int = KEY, depth: int = 0) -> None:
         limits = Limits(max_model_len=80, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, num_slots=4)
         self.model = Overflowing(model, part)
         self.scheduler = Scheduler(limits)
@@ -131,7 +131,7 @@ class Engine:
 
 
 @pytest.fixture(scope="module", params=["torch", None], ids=["torch's attention", "the best attention"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
     source, _ = save_tiny("llama3-rope", tmp_path_factory.mktemp("tiny"))
     return load(source, attention=request.param)
 
@@ -142,7 +142,7 @@ parts = pytest.mark.parametrize("part", [KEY, VALUE], ids=["key", "value"])
 @parts
 @pytest.mark.parametrize(("prompt", "steps", "cached"), [(FIRST, 1, 0), (SECOND, 2, BLOCK_SIZE)], ids=["1st", "2nd"])
 def test_the_same_beginning_is_found_again_as_far_as_it_was_sound(
-    model: LoadedModel, part: int, prompt: list[int], steps: int, cached: int
+    model: LlamaModel, part: int, prompt: list[int], steps: int, cached: int
 ) -> None:
     expected = Engine(model).sound(prompt)
     engine = Engine(model, part)
@@ -153,7 +153,7 @@ def test_the_same_beginning_is_found_again_as_far_as_it_was_sound(
 
 @parts
 @pytest.mark.parametrize("prompt", [FIRST, SECOND], ids=["1st", "2nd"])
-def test_an_unrelated_request_that_gets_the_blocks_is_sound(model: LoadedModel, part: int, prompt: list[int]) -> None:
+def test_an_unrelated_request_that_gets_the_blocks_is_sound(model: LlamaModel, part: int, prompt: list[int]) -> None:
     expected = Engine(model).sound(UNRELATED)
     engine = Engine(model, part)
     engine.fail(prompt)
@@ -164,7 +164,7 @@ def test_an_unrelated_request_that_gets_the_blocks_is_sound(model: LoadedModel, 
 @parts
 @pytest.mark.parametrize("raises", ["pass", "head"])
 def test_a_step_that_raises_leaves_nothing_behind_that_is_not_finite(
-    model: LoadedModel, part: int, raises: str, depth: int
+    model: LlamaModel, part: int, raises: str, depth: int
 ) -> None:
     failing, innocent = [*range(3, 22), FATAL, 7, 8], UNRELATED[:18]
     expected = Engine(model).sound(innocent)
@@ -175,7 +175,7 @@ def test_a_step_that_raises_leaves_nothing_behind_that_is_not_finite(
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_an_overflow_concerns_none_that_run_beside_it(model: LoadedModel, depth: int) -> None:
+def test_an_overflow_concerns_none_that_run_beside_it(model: LlamaModel, depth: int) -> None:
     neighbour = [80, 81, 82, 83, 84]
     expected = Engine(model).sound(neighbour)
     engine = Engine(model, depth=depth)

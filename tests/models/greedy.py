@@ -7,12 +7,12 @@ import torch
 
 from tenure.kv.cache import CacheShape, KVCache
 from tenure.layers.batch import PackedBatch, pack
-from tenure.models.base import LoadedModel
+from tenure.models.llama import LlamaModel
 
 BLOCK_SIZE = 16
 
 
-def make_cache(model: LoadedModel, num_blocks: int, block_size: int = BLOCK_SIZE) -> KVCache:
+def make_cache(model: LlamaModel, num_blocks: int, block_size: int = BLOCK_SIZE) -> KVCache:
     config = model.config
     shape = CacheShape(config.num_layers, config.num_kv_heads, config.head_dim, model.dtype)
     return KVCache(shape, num_blocks, block_size)
@@ -44,13 +44,13 @@ def make_batch(
     )
 
 
-def run_step(model: LoadedModel, cache: KVCache, batch: PackedBatch) -> torch.Tensor:
+def run_step(model: LlamaModel, cache: KVCache, batch: PackedBatch) -> torch.Tensor:
     """Logits of all rows."""
     with torch.inference_mode():
         return model.logits(model.forward(batch, cache))
 
 
-def greedy(model: LoadedModel, prompts: Sequence[Sequence[int]], num_tokens: int, seed: int = 0) -> list[list[int]]:
+def greedy(model: LlamaModel, prompts: Sequence[Sequence[int]], num_tokens: int, seed: int = 0) -> list[list[int]]:
     """Decode prompts together, as one batch, without looking for end tokens."""
     lengths = [len(prompt) + num_tokens for prompt in prompts]
     num_blocks = sum(-(-length // BLOCK_SIZE) for length in lengths)

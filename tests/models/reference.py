@@ -7,13 +7,13 @@ import gguf
 import numpy as np
 import torch
 
-from tenure.models.base import LoadedModel
+from tenure.models.llama import LlamaModel
 from tenure.models.loader import load
 from tenure.source import resolve_source
 
 
 @cache
-def smollm2() -> LoadedModel:
+def smollm2() -> LlamaModel:
     return load(resolve_source("smollm2"))
 
 

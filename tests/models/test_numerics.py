@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tenure.models.base import LoadedModel
+from tenure.models.llama import LlamaModel
 from tenure.models.loader import load
 from tests.models.greedy import greedy, make_batch, make_cache, make_tables, run_step
 from tests.models.tiny import KINDS, save_tiny
@@ -17,7 +17,7 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Any]:
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[LlamaModel, Any]:
     source, reference = save_tiny(request.param, tmp_path_factory.mktemp(request.param))
     return load(source), reference
 
@@ -36,7 +36,7 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_prefill_of_several_sequences(models: tuple[LoadedModel, Any]) -> None:
+def test_prefill_of_several_sequences(models: tuple[LlamaModel, Any]) -> None:
     ours, reference = models
     sequences = [random_tokens(length, seed=length) for length in (37, 1, 16, 90)]
     tables = make_tables([len(tokens) for tokens in sequences], NUM_BLOCKS)
@@ -45,7 +45,7 @@ def test_prefill_of_several_sequences(models: tuple[LoadedModel, Any]) -> None:
 
 
 @pytest.mark.parametrize("chunks", [(50, 50), (1, 33, 1, 65), (16, 16, 1, 7, 60)])
-def test_chunked_prefill(models: tuple[LoadedModel, Any], chunks: tuple[int, ...]) -> None:
+def test_chunked_prefill(models: tuple[LlamaModel, Any], chunks: tuple[int, ...]) -> None:
     ours, reference = models
     tokens = random_tokens(100, seed=5)
     tables, cache = make_tables([100], NUM_BLOCKS, seed=2), make_cache(ours, NUM_BLOCKS)
@@ -56,7 +56,7 @@ def test_chunked_prefill(models: tuple[LoadedModel, Any], chunks: tuple[int, ...
     assert_close(torch.cat(logits), reference_logits(reference, tokens))
 
 
-def test_decode_steps_mixed_with_prefill_chunks(models: tuple[LoadedModel, Any]) -> None:
+def test_decode_steps_mixed_with_prefill_chunks(models: tuple[LlamaModel, Any]) -> None:
     """Sequences of very different lengths decode while others come in by chunks, in changing order."""
     ours, reference = models
     lengths = (130, 41, 9, 60)
@@ -82,7 +82,7 @@ def test_decode_steps_mixed_with_prefill_chunks(models: tuple[LoadedModel, Any])
     assert done == list(lengths)
 
 
-def test_two_sequences_share_the_blocks_of_a_prefix(models: tuple[LoadedModel, Any]) -> None:
+def test_two_sequences_share_the_blocks_of_a_prefix(models: tuple[LlamaModel, Any]) -> None:
     ours, reference = models
     first, tail = random_tokens(48, seed=1), random_tokens(10, seed=2)
     second = first[:32] + tail
@@ -93,7 +93,7 @@ def test_two_sequences_share_the_blocks_of_a_prefix(models: tuple[LoadedModel, A
     assert_close(logits, reference_logits(reference, second)[32:])
 
 
-def test_neither_stale_nor_broken_values_of_others_are_seen(models: tuple[LoadedModel, Any]) -> None:
+def test_neither_stale_nor_broken_values_of_others_are_seen(models: tuple[LlamaModel, Any]) -> None:
     """Blocks of other items, even full of NaN, and leftovers in one's own last block do not matter."""
     ours, reference = models
     sequences = [random_tokens(70, seed=8), random_tokens(20, seed=9)]
@@ -107,7 +107,7 @@ def test_neither_stale_nor_broken_values_of_others_are_seen(models: tuple[Loaded
     assert_close(logits, torch.stack([reference_logits(reference, tokens)[-1] for tokens in sequences]))
 
 
-def test_greedy_text_does_not_depend_on_the_batch(models: tuple[LoadedModel, Any]) -> None:
+def test_greedy_text_does_not_depend_on_the_batch(models: tuple[LlamaModel, Any]) -> None:
     ours, _ = models
     prompts = [random_tokens(length, seed=length) for length in (3, 40, 17)]
     together = greedy(ours, prompts, 24)

@@ -10,7 +10,7 @@ import torch
 
 from tenure.checkpoints.profile import read_profile
 from tenure.layers.texts import pack_texts
-from tenure.models.base import EncoderModel
+from tenure.models.encoder import Encoder
 from tenure.models.encoder_loader import load_encoder
 from tenure.pooling import PoolingParams
 from tenure.source import ResolvedSource, SourceKind
@@ -55,7 +55,7 @@ def edit_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(content | changes))
 
 
-def load_own(source: ResolvedSource, task: str | None = None, **options: Any) -> EncoderModel:
+def load_own(source: ResolvedSource, task: str | None = None, **options: Any) -> Encoder:
     return load_encoder(source, read_profile(source, task), **options)
 
 
@@ -80,7 +80,7 @@ def random_texts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
 
 
 def run(
-    model: EncoderModel,
+    model: Encoder,
     texts: Sequence[Sequence[int]],
     params: PoolingParams | Sequence[PoolingParams],
     segments: Sequence[int] | None = None,

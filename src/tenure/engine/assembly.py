@@ -25,8 +25,8 @@ from tenure.model_runner.pooling_head import PoolingHead
 from tenure.model_runner.sampler import Sampler
 from tenure.model_runner.sampling_head import SamplingHead
 from tenure.model_runner.step_results import StepResults
-from tenure.models.base import LoadedModel
 from tenure.models.encoder_loader import load_encoder
+from tenure.models.llama import LlamaModel
 from tenure.models.loader import AnswerHead, LabelHead, OutputHead, TokenHead, load
 from tenure.pooling import PoolingParams
 from tenure.sampling import SamplingParams
@@ -105,7 +105,7 @@ def _output_head(source: ResolvedSource, profile: ModelProfile, tokens: frozense
     return LabelHead(len(profile.labels)) if profile.labels else None
 
 
-def _make_room(config: EngineConfig, model: LoadedModel) -> tuple[Limits, KVCache]:
+def _make_room(config: EngineConfig, model: LlamaModel) -> tuple[Limits, KVCache]:
     """Allocate the cache: as many blocks as the memory allows, but no more than all slots could ever fill."""
     window = min(config.max_model_len or model.config.max_position_embeddings, model.config.max_position_embeddings)
     if config.max_model_len is not None and config.max_model_len > window:

@@ -151,15 +151,4 @@ int64_t tenure_has_layer_layout(int64_t block_rows, int64_t panel, int64_t weigh
            layer == sizeof(after_attention);
 }
 
-#else
-
-int64_t tenure_has_layer_layout(int64_t block_rows, int64_t panel, int64_t weights, int64_t norm, int64_t layer) {
-    return block_rows && panel && weights && norm && layer;
-}
-
-void tenure_after_attention(const void *layer, const float *attended, const float *x, float *scratch, float *out,
-                            int64_t rows, int64_t threads) {
-    (void)layer, (void)attended, (void)x, (void)scratch, (void)out, (void)rows, (void)threads;
-}
-
 #endif

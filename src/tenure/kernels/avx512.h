@@ -17,6 +17,17 @@ ALWAYS_INLINE void store(float *to, vec x) { *(unaligned_vec *)to = x; }
 
 ALWAYS_INLINE vec splat(float x) { return (vec){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
+/* sums += factor times two vectors, for each row: its factor is `stride` after that of the row before. */
+ALWAYS_INLINE void add_product(int rows, vec *left, vec *right, const float *factors, int64_t stride,
+                               const float *columns) {
+    const vec a = load(columns), b = load(columns + LANES);
+    for (int row = 0; row < rows; row++) {
+        const vec factor = splat(factors[row * stride]);
+        left[row] = _mm512_fmadd_ps(factor, a, left[row]); /* always: a product that is rounded first would differ */
+        right[row] = _mm512_fmadd_ps(factor, b, right[row]);
+    }
+}
+
 /* The first `count` lanes, or all, or none, for what does not fill a vector. */
 ALWAYS_INLINE __mmask16 first_lanes(int64_t count) {
     return count <= 0 ? 0 : count < LANES ? (__mmask16)((1u << count) - 1) : (__mmask16)0xffff;

@@ -16,11 +16,10 @@ P = H / 2 pairs. Of products: I inputs, O outputs.
 """
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,69 +36,64 @@ _ROWS_PER_THREAD = 16
 """That are sampled in less time than another thread needs to wake on a busy machine."""
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
-LAYOUTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
+FUNCTIONS: Mapping[str, Sequence[type]] = MappingProxyType(
     {
-        "tenure_has_attention_layout": ATTENTION_LAYOUT,
-        "tenure_has_text_layout": TEXT_LAYOUT,
-        "tenure_has_layer_layout": LAYER_LAYOUT,
-        "tenure_has_sampling_layout": SAMPLING_LAYOUT,
+        "tenure_rms_norm": (*[_POINTER] * 3, _SIZE, _SIZE, ctypes.c_float),
+        "tenure_silu_mul": (_POINTER, _POINTER, _SIZE, _SIZE),
+        "tenure_rotate_and_store": (*[_POINTER] * 5, _SIZE),
+        "tenure_attend": [_POINTER] * 4,
+        "tenure_sample": (_POINTER, _SIZE, _SIZE, *[_POINTER] * 3, _SIZE, _POINTER, _SIZE, _SIZE, _POINTER),
     }
+)
+"""The parameters of the library's functions; addresses stand for arrays."""
+AVX512_FUNCTIONS: Mapping[str, Sequence[type]] = MappingProxyType(
+    {
+        "tenure_multiply": (*[_POINTER] * 4, _SIZE),
+        "tenure_after_attention": (*[_POINTER] * 5, _SIZE, _SIZE),
+        "tenure_attend_texts": [_POINTER] * 3,
+    }
+)
+LAYOUTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"tenure_has_attention_layout": ATTENTION_LAYOUT, "tenure_has_sampling_layout": SAMPLING_LAYOUT}
 )
 """Limits and sizes of structures by the function of the library that must agree with them: what is written to memory in
 one language is read in the other."""
+AVX512_LAYOUTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"tenure_has_text_layout": TEXT_LAYOUT, "tenure_has_layer_layout": LAYER_LAYOUT}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class NativeKernels:
-    """The functions of the library. Addresses stand for arrays."""
+    """The functions of the library."""
 
-    _rms_norm: Callable[..., None]
-    _silu_mul: Callable[..., None]
-    _rotate_and_store: Callable[..., None]
-    _attend: Callable[..., None]
-    _multiply: Callable[..., None]
-    _after_attention: Callable[..., None]
-    _attend_texts: Callable[..., None]
-    _sample: Callable[..., None]
+    library: ctypes.CDLL
     has_avx512: bool
     """Whether this processor can run `multiply`, `after_attention` and `attend_texts`."""
 
     @classmethod
-    def load(cls, library: Path = LIBRARY) -> "NativeKernels":
+    def load(cls, path: Path = LIBRARY) -> "NativeKernels":
         """Raises OSError when the library was not built, is of another version, or cannot run beside this torch."""
         ctypes.CDLL(_torch_openmp(), mode=ctypes.RTLD_GLOBAL)
-        loaded = ctypes.CDLL(str(library))
+        library = ctypes.CDLL(str(path))
         try:
-            kernels = cls._of(loaded)
-            others = [name for name, numbers in LAYOUTS.items() if not getattr(loaded, name)(*map(_SIZE, numbers))]
+            has_avx512 = bool(library.tenure_has_avx512())
+            for name, parameters in {**FUNCTIONS, **(AVX512_FUNCTIONS if has_avx512 else {})}.items():
+                function = getattr(library, name)
+                function.argtypes, function.restype = parameters, None
+            for name, numbers in {**LAYOUTS, **(AVX512_LAYOUTS if has_avx512 else {})}.items():
+                if not getattr(library, name)(*map(_SIZE, numbers)):
+                    raise OSError(f"{path} is of another version: no {name}")
         except AttributeError as error:
-            raise OSError(f"{library} is of another version: {error}") from error
-        if others:
-            raise OSError(f"{library} is of another version: no {', '.join(others)}")
-        return kernels
-
-    @classmethod
-    def _of(cls, loaded: ctypes.CDLL) -> "NativeKernels":
-        return cls(
-            _function(loaded.tenure_rms_norm, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, ctypes.c_float),
-            _function(loaded.tenure_silu_mul, _POINTER, _POINTER, _SIZE, _SIZE),
-            _function(loaded.tenure_rotate_and_store, *[_POINTER] * 5, _SIZE),
-            _function(loaded.tenure_attend, *[_POINTER] * 4),
-            _function(loaded.tenure_multiply, *[_POINTER] * 4, _SIZE),
-            _function(loaded.tenure_after_attention, *[_POINTER] * 5, _SIZE, _SIZE),
-            _function(loaded.tenure_attend_texts, *[_POINTER] * 3),
-            _function(
-                loaded.tenure_sample, _POINTER, _SIZE, _SIZE, *[_POINTER] * 3, _SIZE, _POINTER, _SIZE, _SIZE, _POINTER
-            ),
-            bool(loaded.tenure_has_avx512()),
-        )
+            raise OSError(f"{path} is of another version: {error}") from error
+        return cls(library, has_avx512)
 
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
         """x / sqrt(mean(x^2) + eps) * weight, row by row."""
         assert x_TD.is_contiguous()
         rows, width = x_TD.shape
         out_TD = torch.empty_like(x_TD)
-        self._rms_norm(x_TD.data_ptr(), weight_D.data_ptr(), out_TD.data_ptr(), rows, width, eps)
+        self.library.tenure_rms_norm(x_TD.data_ptr(), weight_D.data_ptr(), out_TD.data_ptr(), rows, width, eps)
         return out_TD
 
     def silu_mul(self, gate_up_T2F: torch.Tensor) -> torch.Tensor:
@@ -107,7 +101,7 @@ class NativeKernels:
         assert gate_up_T2F.is_contiguous()
         rows, width = len(gate_up_T2F), gate_up_T2F.shape[1] // 2
         out_TF = torch.empty((rows, width))
-        self._silu_mul(gate_up_T2F.data_ptr(), out_TF.data_ptr(), rows, width)
+        self.library.tenure_silu_mul(gate_up_T2F.data_ptr(), out_TF.data_ptr(), rows, width)
         return out_TF
 
     def rotate_and_store(
@@ -120,7 +114,7 @@ class NativeKernels:
     ) -> None:
         """Rotate query and key heads in place (pairs are neighbours), then write keys and values to a layer's cache."""
         assert x_TMH.is_contiguous()
-        self._rotate_and_store(
+        self.library.tenure_rotate_and_store(
             heads.address,
             x_TMH.data_ptr(),
             rotations_T1P.data_ptr(),
@@ -131,7 +125,7 @@ class NativeKernels:
 
     def attend(self, plan: AttentionPlan, x_TMH: torch.Tensor, cache: torch.Tensor, out_TNH: torch.Tensor) -> None:
         """Attend to the cache for the rows of a plan; writes their `out_TNH`."""
-        self._attend(plan.address, x_TMH.data_ptr(), cache.data_ptr(), out_TNH.data_ptr())
+        self.library.tenure_attend(plan.address, x_TMH.data_ptr(), cache.data_ptr(), out_TNH.data_ptr())
 
     def multiply(self, matrix: Matrix, x_TI: torch.Tensor, addend_TO: torch.Tensor | None) -> torch.Tensor:
         """x W^T + bias + addend, shape (T, O); a row is the same in any batch."""
@@ -140,7 +134,7 @@ class NativeKernels:
         assert addend_TO is None or (addend_TO.is_contiguous() and addend_TO.shape == (len(x_TI), matrix.outputs))
         out_TO = torch.empty((len(x_TI), matrix.outputs))
         addend = None if addend_TO is None else addend_TO.data_ptr()
-        self._multiply(matrix.address, x_TI.data_ptr(), addend, out_TO.data_ptr(), len(x_TI))
+        self.library.tenure_multiply(matrix.address, x_TI.data_ptr(), addend, out_TO.data_ptr(), len(x_TI))
         return out_TO
 
     def after_attention(self, layer: LayerMatrices, attended_TD: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
@@ -151,7 +145,7 @@ class NativeKernels:
         threads = torch.get_num_threads()
         scratch = torch.empty((min(len(x_TD), threads * BLOCK_ROWS), layer.inner))
         out_TD = torch.empty_like(x_TD)
-        self._after_attention(
+        self.library.tenure_after_attention(
             layer.address,
             attended_TD.data_ptr(),
             x_TD.data_ptr(),
@@ -167,7 +161,7 @@ class NativeKernels:
         assert heads_T3NH.is_contiguous()
         rows, _, heads, size = heads_T3NH.shape
         out_TD = torch.empty((rows, heads * size))
-        self._attend_texts(plan.address, heads_T3NH.data_ptr(), out_TD.data_ptr())
+        self.library.tenure_attend_texts(plan.address, heads_T3NH.data_ptr(), out_TD.data_ptr())
         return out_TD
 
     def sample(
@@ -179,7 +173,7 @@ class NativeKernels:
         threads = max(1, min(torch.get_num_threads(), rows // _ROWS_PER_THREAD))
         scratch = torch.empty(threads * scratch_size(width))
         tokens_R = np.empty(rows, dtype=np.int64)
-        self._sample(
+        self.library.tenure_sample(
             logits_RV.data_ptr(),
             logits_RV.stride(0),
             width,
@@ -237,9 +231,3 @@ def _torch_openmp() -> str:
     if len(of_torch) != 1:
         raise OSError(f"which of these OpenMP runtimes is torch's? {sorted(of_torch)}")
     return str(of_torch.pop())
-
-
-def _function(symbol: Any, *arguments: type) -> Any:
-    symbol.argtypes = arguments
-    symbol.restype = None
-    return symbol

@@ -58,15 +58,6 @@ typedef struct {
 
 static int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
-ALWAYS_INLINE void multiply_input(int rows, const float *x, int64_t stride, const float *weights, vec *left, vec *right) {
-    const vec a = load(weights), b = load(weights + LANES);
-    for (int row = 0; row < rows; row++) {
-        const vec factor = splat(x[row * stride]);
-        left[row] = _mm512_fmadd_ps(factor, a, left[row]); /* always: a product that is rounded first would differ */
-        right[row] = _mm512_fmadd_ps(factor, b, right[row]);
-    }
-}
-
 /* A vector of each row, `distance` apart, the first one at `place`; in the last panel some lanes may be missing. */
 ALWAYS_INLINE void add_rows(int rows, const float *from, int64_t place, int64_t distance, __mmask16 lanes, vec *x) {
     for (int row = 0; row < rows; row++) x[row] += (vec)_mm512_maskz_loadu_ps(lanes, from + place + row * distance);
@@ -99,9 +90,9 @@ ALWAYS_INLINE void multiply_tile(int rows, const product *p, row_inputs x, int64
         for (int64_t line = 0; line < next.lines; line++, next.from += LANES) __builtin_prefetch(next.from, 0, 2);
         if (step < 2 * rows) __builtin_prefetch(p->out + place + step / 2 * outputs + step % 2 * LANES, 1, 3);
         for (int j = 0; j < UNROLL; j++)
-            multiply_input(rows, x.from + i + j, x.distance, weights + (i + j) * PANEL, left, right);
+            add_product(rows, left, right, x.from + i + j, x.distance, weights + (i + j) * PANEL);
     }
-    for (; i < count; i++) multiply_input(rows, x.from + i, x.distance, weights + i * PANEL, left, right);
+    for (; i < count; i++) add_product(rows, left, right, x.from + i, x.distance, weights + i * PANEL);
     if (bias) {
         const vec a = _mm512_maskz_loadu_ps(lanes, bias + first_output);
         const vec b = _mm512_maskz_loadu_ps(more, bias + first_output + LANES);
@@ -227,9 +218,5 @@ void tenure_multiply(const matrix *weights, const float *x, const float *addend,
 #else
 
 int64_t tenure_has_avx512(void) { return 0; }
-
-void tenure_multiply(const void *weights, const float *x, const float *addend, float *out, int64_t rows) {
-    (void)weights, (void)x, (void)addend, (void)out, (void)rows;
-}
 
 #endif

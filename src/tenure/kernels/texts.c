@@ -116,23 +116,13 @@ ALWAYS_INLINE void copy_chunk(unit_state *unit, const float *keys, int64_t value
         copy_row(unit->values + key * width, keys + value_distance + key * row_size, head_dim, width);
 }
 
-/* sums += factor times two vectors, for each row of a block: its factor is `stride` after that of the row before. */
-ALWAYS_INLINE void add_product(vec *left, vec *right, const float *factors, int64_t stride, const float *columns) {
-    const vec a = load(columns), b = load(columns + LANES);
-    for (int row = 0; row < BLOCK; row++) {
-        const vec factor = splat(factors[row * stride]);
-        left[row] = _mm512_fmadd_ps(factor, a, left[row]);
-        right[row] = _mm512_fmadd_ps(factor, b, right[row]);
-    }
-}
-
 /* Scores of a block of queries with the keys of a chunk; those of keys that are not there are rubbish. */
 ALWAYS_INLINE void score_keys(unit_state *unit, int64_t count) {
     for (int64_t first = 0; first < count; first += PAIR) {
         vec left[BLOCK], right[BLOCK];
         for (int row = 0; row < BLOCK; row++) left[row] = right[row] = splat(0);
         for (int64_t i = 0; i < unit->head_dim; i++)
-            add_product(left, right, unit->queries + i, unit->width, unit->keys + first * unit->head_dim + i * PAIR);
+            add_product(BLOCK, left, right, unit->queries + i, unit->width, unit->keys + first * unit->head_dim + i * PAIR);
         for (int row = 0; row < BLOCK; row++) {
             store(unit->scores + row * SCORES + first, left[row]);
             store(unit->scores + row * SCORES + first + LANES, right[row]);
@@ -184,7 +174,7 @@ ALWAYS_INLINE void add_values(unit_state *unit, float *sums, const float *factor
             right[row] = load(sums + row * width + column + LANES) * splat(factors[row]);
         }
         for (int64_t key = 0; key < count; key++)
-            add_product(left, right, unit->scores + key, SCORES, unit->values + key * width + column);
+            add_product(BLOCK, left, right, unit->scores + key, SCORES, unit->values + key * width + column);
         for (int row = 0; row < BLOCK; row++) {
             store(sums + row * width + column, left[row]);
             store(sums + row * width + column + LANES, right[row]);
@@ -241,14 +231,6 @@ void tenure_attend_texts(const text_plan *plan, const float *heads, float *out) 
 int64_t tenure_has_text_layout(int64_t max_queries, int64_t max_head_dim, int64_t plan, int64_t task) {
     return max_queries == MAX_QUERIES && max_head_dim == MAX_HEAD_DIM && plan == sizeof(text_plan) &&
            task == sizeof(text_task);
-}
-
-#else
-
-void tenure_attend_texts(const void *plan, const float *heads, float *out) { (void)plan, (void)heads, (void)out; }
-
-int64_t tenure_has_text_layout(int64_t max_queries, int64_t max_head_dim, int64_t plan, int64_t task) {
-    return max_queries && max_head_dim && plan && task;
 }
 
 #endif

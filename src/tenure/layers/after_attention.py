@@ -4,7 +4,7 @@ Legend: T rows, D hidden size.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
@@ -46,15 +46,15 @@ _FUNCTIONS: Mapping[Activation, int] = MappingProxyType(
 """The library's `function`s."""
 
 
+@dataclass(frozen=True, slots=True)
 class CompiledSteps:
     """The native kernel: all operations on a few rows at a time, so that intermediate results stay in the caches."""
 
-    def __init__(self, layer: LayerMatrices) -> None:
-        self._layer = layer
-        self._kernels = NativeKernels.load()
+    layer: LayerMatrices
+    kernels: NativeKernels = field(default_factory=NativeKernels.load)
 
     def __call__(self, attended_TD: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
-        return self._kernels.after_attention(self._layer, attended_TD, x_TD)
+        return self.kernels.after_attention(self.layer, attended_TD, x_TD)
 
 
 def after_attention(steps: StepByStep) -> AfterAttention:

@@ -4,19 +4,19 @@ Legend: T rows, S sequences, N query heads, C key-value heads, M = N + 2 C (quer
 size, P = H / 2 pairs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from tenure.errors import CallerError
 from tenure.kernels import native, paged_attention
 from tenure.kernels.attention_plan import AttentionPlan, Heads, plan_attention
 from tenure.kernels.native import NativeKernels
 from tenure.kernels.paged_attention import AttentionShape
+from tenure.layers.backends import choose
 from tenure.layers.batch import IntArray, PackedBatch
 from tenure.layers.rope import rotate_
 
@@ -52,33 +52,29 @@ class StepAttention(Protocol):
 class AttentionBackend(Protocol):
     """One way to compute attention for a model."""
 
-    def begin(self, batch: PackedBatch, rotations_T1P: torch.Tensor, windows: Sequence[int | None]) -> StepAttention:
+    def begin(self, batch: PackedBatch, rotations_T1P: torch.Tensor, windows: Iterable[int | None]) -> StepAttention:
         """Prepare a step whose layers have these windows (None sees everything)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    prefills: Sequence[paged_attention.Prefill]
-    decodes: Sequence[paged_attention.Decode]
-
-
 class TorchAttention:
     """Torch's own operations: single-row sequences together, the others one after the other."""
 
-    def __init__(self, shape: AttentionShape) -> None:
-        self._shape = shape
+    shape: AttentionShape
 
-    def begin(self, batch: PackedBatch, rotations_T1P: torch.Tensor, windows: Sequence[int | None]) -> StepAttention:
+    def begin(self, batch: PackedBatch, rotations_T1P: torch.Tensor, windows: Iterable[int | None]) -> StepAttention:
         plans = {window: self._plan(batch, window) for window in windows}
-        rows = paged_attention.cache_rows(batch.slot_mapping_T, batch.block_size, self._shape.num_kv_heads)
-        return _TorchStep(self._shape, rotations_T1P, rows, plans)
+        rows = paged_attention.cache_rows(batch.slot_mapping_T, batch.block_size, self.shape.num_kv_heads)
+        return _TorchStep(self.shape, rotations_T1P, rows, plans)
 
-    def _plan(self, batch: PackedBatch, window: int | None) -> _Plan:
+    def _plan(
+        self, batch: PackedBatch, window: int | None
+    ) -> tuple[list[paged_attention.Prefill], list[paged_attention.Decode]]:
         counts_S = np.diff(batch.query_starts_S)
         decodes_S = np.flatnonzero(counts_S == 1)
-        return _Plan(
-            [_plan_prefill(batch, s, window, self._shape) for s in np.flatnonzero(counts_S > 1).tolist()],
+        return (
+            [_plan_prefill(batch, s, window, self.shape) for s in np.flatnonzero(counts_S > 1).tolist()],
             self._plan_decodes(batch, decodes_S, window) if len(decodes_S) else [],
         )
 
@@ -87,7 +83,7 @@ class TorchAttention:
     ) -> list[paged_attention.Decode]:
         contexts_S = batch.context_lengths_S[sequences_S]
         visible_S = contexts_S if window is None else np.minimum(contexts_S, window + batch.block_size)
-        groups = paged_attention.group_decodes(visible_S, self._shape.bytes_per_token)
+        groups = paged_attention.group_decodes(visible_S, self.shape.bytes_per_token)
         whole = len(groups) == 1 and len(sequences_S) == len(batch.context_lengths_S)
         return [
             paged_attention.plan_decode(
@@ -96,7 +92,7 @@ class TorchAttention:
                 batch.block_tables_SB[sequences_S[group]],
                 batch.block_size,
                 window,
-                self._shape,
+                self.shape,
             )
             for group in groups
         ]
@@ -115,31 +111,25 @@ def _plan_prefill(
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _TorchStep:
-    def __init__(
-        self,
-        shape: AttentionShape,
-        rotations_T1P: torch.Tensor,
-        cache_rows: torch.Tensor,
-        plans: Mapping[int | None, _Plan],
-    ) -> None:
-        self._shape = shape
-        self._rotations_T1P = rotations_T1P
-        self._cache_rows = cache_rows
-        self._plans = plans
+    shape: AttentionShape
+    rotations_T1P: torch.Tensor
+    cache_rows: torch.Tensor
+    plans: Mapping[int | None, tuple[list[paged_attention.Prefill], list[paged_attention.Decode]]]
 
     def attend(self, window: int | None, heads_TMH: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-        shape = self._shape
-        rotate_(heads_TMH[:, : shape.num_heads + shape.num_kv_heads], self._rotations_T1P)
+        shape = self.shape
+        rotate_(heads_TMH[:, : shape.num_heads + shape.num_kv_heads], self.rotations_T1P)
         q_TNH, kv_T2CH = _split_heads(heads_TMH, shape)
-        paged_attention.write(kv_T2CH, cache, self._cache_rows)
-        plan = self._plans[window]
-        if plan.decodes and plan.decodes[0].rows_S is None:
-            return paged_attention.run_decode(plan.decodes[0], q_TNH, cache, shape.scale).flatten(1)
+        paged_attention.write(kv_T2CH, cache, self.cache_rows)
+        prefills, decodes = self.plans[window]
+        if decodes and decodes[0].rows_S is None:
+            return paged_attention.run_decode(decodes[0], q_TNH, cache, shape.scale).flatten(1)
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
-        for prefill in plan.prefills:
+        for prefill in prefills:
             paged_attention.run_prefill(prefill, q_TNH, kv_T2CH, cache, out_TNH, shape.scale)
-        for decode in plan.decodes:
+        for decode in decodes:
             assert decode.rows_S is not None
             out_TNH.index_copy_(0, decode.rows_S, paged_attention.run_decode(decode, q_TNH, cache, shape.scale))
         return out_TNH.flatten(1)
@@ -152,24 +142,20 @@ def _split_heads(heads_TMH: torch.Tensor, shape: AttentionShape) -> tuple[torch.
 
 
 @dataclass(frozen=True, slots=True)
-class _NativePlan:
-    short: AttentionPlan | None
-    prefills: Sequence[paged_attention.Prefill]
-
-
 class NativeAttention:
     """The compiled kernels straight from the cache; torch's own operation for long pieces of a prompt."""
 
-    def __init__(self, shape: AttentionShape) -> None:
-        self._shape = shape
-        self._kernels = NativeKernels.load()
+    shape: AttentionShape
+    kernels: NativeKernels = field(default_factory=NativeKernels.load)
 
-    def begin(self, batch: PackedBatch, rotations_T1P: torch.Tensor, windows: Sequence[int | None]) -> StepAttention:
-        heads = Heads.of(self._shape, batch.block_size)
+    def begin(self, batch: PackedBatch, rotations_T1P: torch.Tensor, windows: Iterable[int | None]) -> StepAttention:
+        heads = Heads.of(self.shape, batch.block_size)
         plans = {window: self._plan(heads, batch, window) for window in windows}
-        return _NativeStep(self._kernels, heads, rotations_T1P, batch.slot_mapping_T, plans)
+        return _NativeStep(self.kernels, heads, rotations_T1P, batch.slot_mapping_T, plans)
 
-    def _plan(self, heads: Heads, batch: PackedBatch, window: int | None) -> _NativePlan:
+    def _plan(
+        self, heads: Heads, batch: PackedBatch, window: int | None
+    ) -> tuple[AttentionPlan | None, list[paged_attention.Prefill]]:
         counts_S = np.diff(batch.query_starts_S)
         pairs_S = counts_S * (2 * batch.context_lengths_S - counts_S) // 2
         long_S = (counts_S > NATIVE_ROWS) & (pairs_S > NATIVE_PAIRS)
@@ -177,36 +163,27 @@ class NativeAttention:
         plan = plan_attention(
             heads, batch.query_starts_S, batch.context_lengths_S, batch.block_tables_SB, short, window
         )
-        return _NativePlan(
-            plan if len(short) else None,
-            [_plan_prefill(batch, s, window, self._shape) for s in np.flatnonzero(long_S).tolist()],
-        )
+        prefills = [_plan_prefill(batch, s, window, self.shape) for s in np.flatnonzero(long_S).tolist()]
+        return plan if len(short) else None, prefills
 
 
+@dataclass(frozen=True, slots=True)
 class _NativeStep:
-    def __init__(
-        self,
-        kernels: NativeKernels,
-        heads: Heads,
-        rotations_T1P: torch.Tensor,
-        slot_mapping_T: torch.Tensor,
-        plans: Mapping[int | None, _NativePlan],
-    ) -> None:
-        self._kernels = kernels
-        self._heads = heads
-        self._rotations_T1P = rotations_T1P
-        self._slot_mapping_T = slot_mapping_T
-        self._plans = plans
+    kernels: NativeKernels
+    heads: Heads
+    rotations_T1P: torch.Tensor
+    slot_mapping_T: torch.Tensor
+    plans: Mapping[int | None, tuple[AttentionPlan | None, list[paged_attention.Prefill]]]
 
     def attend(self, window: int | None, heads_TMH: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-        shape, plan = self._heads.shape, self._plans[window]
-        self._kernels.rotate_and_store(self._heads, heads_TMH, self._rotations_T1P, self._slot_mapping_T, cache)
+        shape, (short, prefills) = self.heads.shape, self.plans[window]
+        self.kernels.rotate_and_store(self.heads, heads_TMH, self.rotations_T1P, self.slot_mapping_T, cache)
         out_TNH = torch.empty((len(heads_TMH), shape.num_heads, shape.head_dim))
-        if plan.short is not None:
-            self._kernels.attend(plan.short, heads_TMH, cache, out_TNH)
-        if plan.prefills:
+        if short is not None:
+            self.kernels.attend(short, heads_TMH, cache, out_TNH)
+        if prefills:
             q_TNH, kv_T2CH = _split_heads(heads_TMH, shape)
-            for prefill in plan.prefills:
+            for prefill in prefills:
                 paged_attention.run_prefill(prefill, q_TNH, kv_T2CH, cache, out_TNH, shape.scale)
         return out_TNH.flatten(1)
 
@@ -218,10 +195,4 @@ ATTENTION_BACKENDS: Mapping[str, Callable[[AttentionShape], AttentionBackend]] =
 
 def attention_backend(shape: AttentionShape, backend: str | None = None) -> AttentionBackend:
     """The back end named, else the best for this device."""
-    if backend is None:
-        backend = "native" if native.can_attend(shape) else "torch"
-    if backend not in ATTENTION_BACKENDS:
-        raise CallerError(f"no attention back end {backend!r} (there are: {', '.join(ATTENTION_BACKENDS)})")
-    if backend == "native" and not native.can_attend(shape):
-        raise CallerError("attention back end 'native' cannot run with this element type, device or installation")
-    return ATTENTION_BACKENDS[backend](shape)
+    return choose("attention", ATTENTION_BACKENDS, backend, native.can_attend(shape))(shape)

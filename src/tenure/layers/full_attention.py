@@ -13,10 +13,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tenure.errors import CallerError
 from tenure.kernels import native
 from tenure.kernels.native import NativeKernels
 from tenure.kernels.text_attention import MAX_HEAD_DIM, plan_texts
+from tenure.layers.backends import choose
 from tenure.layers.texts import AlikeTexts
 
 Attend = Callable[[torch.Tensor], torch.Tensor]
@@ -75,17 +75,5 @@ TEXT_ATTENTION_BACKENDS: Mapping[str, Callable[[TextShape], TextAttention]] = Ma
 
 def text_attention(shape: TextShape, backend: str | None = None) -> TextAttention:
     """The back end named, else the best for heads of this shape."""
-    if backend is None:
-        backend = "native" if _can_run(shape) else "torch"
-    if backend not in TEXT_ATTENTION_BACKENDS:
-        raise CallerError(f"no attention back end {backend!r} (there are: {', '.join(TEXT_ATTENTION_BACKENDS)})")
-    if backend == "native" and not _can_run(shape):
-        raise CallerError(
-            "attention back end 'native' cannot run with this head size, element type, device, processor or "
-            "installation"
-        )
-    return TEXT_ATTENTION_BACKENDS[backend](shape)
-
-
-def _can_run(shape: TextShape) -> bool:
-    return shape.head_dim <= MAX_HEAD_DIM and native.can_run_avx512(shape.dtype, shape.device)
+    runs_native = shape.head_dim <= MAX_HEAD_DIM and native.can_run_avx512(shape.dtype, shape.device)
+    return choose("attention", TEXT_ATTENTION_BACKENDS, backend, runs_native)(shape)

@@ -4,6 +4,7 @@ Legend: T rows, K inputs, N outputs.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
@@ -12,9 +13,9 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from tenure.errors import CallerError
 from tenure.kernels import native, onednn
 from tenure.kernels.matrix import Matrix
+from tenure.layers.backends import choose
 
 
 class Activation(StrEnum):
@@ -45,21 +46,21 @@ class Linear(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class TorchLinear:
     """The default on any device: torch's own product on the weights as they are."""
 
-    def __init__(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> None:
-        self._weight_NK = weight_NK
-        self._bias_N = bias_N
+    weight_NK: torch.Tensor
+    bias_N: torch.Tensor | None
 
     def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
-        return F.linear(x_TK, self._weight_NK, self._bias_N)
+        return F.linear(x_TK, self.weight_NK, self.bias_N)
 
     def add(self, x_TK: torch.Tensor, residual_TN: torch.Tensor) -> torch.Tensor:
-        return F.linear(x_TK, self._weight_NK, self._bias_N).add_(residual_TN)
+        return self(x_TK).add_(residual_TN)
 
     def activated(self, x_TK: torch.Tensor, activation: Activation) -> torch.Tensor:
-        return _FUNCTIONS[activation](F.linear(x_TK, self._weight_NK, self._bias_N))
+        return _FUNCTIONS[activation](self(x_TK))
 
 
 _FUNCTIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
@@ -129,18 +130,5 @@ LINEAR_BACKENDS: Mapping[str, LinearFactory] = MappingProxyType(
 
 def linear_factory(dtype: torch.dtype, device: torch.device, backend: str | None = None) -> LinearFactory:
     """The back end named, else the fastest that works for this element type and device."""
-    if backend is None:
-        backend = _fastest(dtype, device)
-    if backend not in LINEAR_BACKENDS:
-        raise CallerError(f"no linear back end {backend!r} (there are: {', '.join(LINEAR_BACKENDS)})")
-    if backend == "native" and not native.can_run_avx512(dtype, device):
-        raise CallerError(
-            "linear back end 'native' does not run with this element type, on this device or in this installation"
-        )
-    return LINEAR_BACKENDS[backend]
-
-
-def _fastest(dtype: torch.dtype, device: torch.device) -> str:
-    if native.can_run_avx512(dtype, device):
-        return "native"
-    return "onednn" if onednn.can_pack(dtype, device) else "torch"
+    otherwise = "onednn" if onednn.can_pack(dtype, device) else "torch"
+    return choose("linear", LINEAR_BACKENDS, backend, native.can_run_avx512(dtype, device), otherwise)

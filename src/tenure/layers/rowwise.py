@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from tenure.errors import CallerError
 from tenure.kernels import native
+from tenure.layers.backends import choose
 
 
 class RowKernels(Protocol):
@@ -44,10 +44,4 @@ ROW_BACKENDS: Mapping[str, Callable[[], RowKernels]] = MappingProxyType(
 
 def row_kernels(dtype: torch.dtype, device: torch.device, backend: str | None = None) -> RowKernels:
     """The back end named, else the fastest that works for this element type and device."""
-    if backend is None:
-        backend = "native" if native.can_run(dtype, device) else "torch"
-    if backend not in ROW_BACKENDS:
-        raise CallerError(f"no row back end {backend!r} (there are: {', '.join(ROW_BACKENDS)})")
-    if backend == "native" and not native.can_run(dtype, device):
-        raise CallerError("row back end 'native' cannot run with this element type, device or installation")
-    return ROW_BACKENDS[backend]()
+    return choose("row", ROW_BACKENDS, backend, native.can_run(dtype, device))()

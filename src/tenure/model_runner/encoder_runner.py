@@ -13,14 +13,14 @@ from tenure.errors import InternalError
 from tenure.layers.texts import TextBatch, pack_texts
 from tenure.model_runner.pooling_head import pooled_row
 from tenure.model_runner.step_results import StepResults
-from tenure.models.base import EncoderModel
+from tenure.models.encoder import Encoder
 from tenure.pooling import PoolingParams
 
 
 class EncoderRunner:
     """Runs plans on an encoder in this process. Not for use by several threads at once."""
 
-    def __init__(self, model: EncoderModel, results: StepResults | None = None) -> None:
+    def __init__(self, model: Encoder, results: StepResults | None = None) -> None:
         self._model = model
         self._results = results or StepResults()
 

@@ -1,4 +1,4 @@
-"""An encoder with its heads, one for each task; implements `EncoderModel`.
+"""An encoder with its heads, one for each task.
 
 Legend: T rows, S texts, D hidden size, E size of an embedding, C classes.
 """
@@ -93,34 +93,35 @@ def _answers(x_RE: torch.Tensor, batch: TextBatch, *, every_token: bool) -> list
     return pooling.split_rows(x_RE, batch) if every_token else [x_RE[text : text + 1] for text in range(len(x_RE))]
 
 
+@dataclass(frozen=True, slots=True)
 class Encoder:
-    """An encoder of the BERT family; implements `EncoderModel`."""
+    """An encoder of the BERT family. Call it inside `torch.inference_mode()`; it keeps no state between calls."""
 
-    def __init__(self, layers: BertLayers, heads: Mapping[PoolingTask, TextHead], window: int) -> None:
-        self._layers = layers
-        self._heads = heads
-        self._window = window
+    layers: BertLayers
+    heads: Mapping[PoolingTask, TextHead]
+    window: int
+    """The most tokens of a text, special ones included."""
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._layers.embedding.words_VD.dtype
+        return self.layers.embedding.words_VD.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._layers.embedding.words_VD.device
+        return self.layers.embedding.words_VD.device
 
     @property
     def vocab_size(self) -> int:
-        return len(self._layers.embedding.words_VD)
-
-    @property
-    def window(self) -> int:
-        return self._window
+        return len(self.layers.embedding.words_VD)
 
     def pool(self, batch: TextBatch, params: Sequence[PoolingParams]) -> list[torch.Tensor]:
-        """See `EncoderModel`."""
+        """The answer to each text: float32 on the CPU, (1, width), or (tokens, width) for a task on tokens.
+
+        The answer to a text does not depend on the others. It is not finite (all NaN) when the model's own numbers for
+        that text are not. CallerError for a task that this model does not do.
+        """
         wanted = {one: self._head(one) for one in dict.fromkeys(params)}
-        hidden_TD = self._layers(batch)
+        hidden_TD = self.layers(batch)
         finite_S = pooling.finite_texts(hidden_TD, batch)
         hidden_TD = hidden_TD.float()
         answers = {one: head(hidden_TD, batch, one) for one, head in wanted.items()}
@@ -130,7 +131,7 @@ class Encoder:
         ]
 
     def _head(self, params: PoolingParams) -> TextHead:
-        head = self._heads.get(params.task)
+        head = self.heads.get(params.task)
         if head is None:
-            raise CallerError(f"the model does not do {params.task!r}; it does {', '.join(self._heads)}")
+            raise CallerError(f"the model does not do {params.task!r}; it does {', '.join(self.heads)}")
         return head

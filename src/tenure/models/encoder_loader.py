@@ -19,7 +19,6 @@ from tenure.layers.after_attention import StepByStep, after_attention
 from tenure.layers.full_attention import TextShape, text_attention
 from tenure.layers.linear import Activation, linear_factory
 from tenure.layers.norm import LayerNorm
-from tenure.models.base import EncoderModel
 from tenure.models.bert import BertEmbedding, BertLayer, BertLayers
 from tenure.models.encoder import POOLINGS, ClassHead, EmbeddingHead, Encoder, Projection, TextHead
 from tenure.models.weights import WeightReader, Weights, open_folder
@@ -47,7 +46,7 @@ def load_encoder(
     *,
     linear: str | None = None,
     attention: str | None = None,
-) -> EncoderModel:
+) -> Encoder:
     """Load an encoder. `linear` and `attention` name back ends; None takes the best for the device. Heads are always
     float32.
 

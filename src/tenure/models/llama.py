@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from tenure.checkpoints.model_config import ModelConfig
+from tenure.kv.cache import KVCache
 from tenure.layers.attention import AttentionBackend, StepAttention
 from tenure.layers.batch import PackedBatch
 from tenure.layers.linear import Linear
 from tenure.layers.mlp import GatedMLP
 from tenure.layers.norm import HeadNorms, RMSNorm
 from tenure.layers.rope import rotations
-from tenure.models.base import PagedCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,46 +41,40 @@ class LlamaLayer:
         return self.mlp(self.mlp_norm(x_TD), x_TD)
 
 
+@dataclass(frozen=True, slots=True)
 class LlamaModel:
-    """A decoder of the family; implements `LoadedModel`."""
+    """A decoder of the family. Call it inside `torch.inference_mode()`; it keeps no state between calls."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        embedding_VD: torch.Tensor,
-        layers: Sequence[LlamaLayer],
-        final_norm: RMSNorm,
-        head: Linear | None,
-        inverse_P: torch.Tensor,
-        attention: AttentionBackend,
-    ) -> None:
-        self._config = config
-        self._embedding_VD = embedding_VD
-        self.layers = tuple(layers)
-        self._final_norm = final_norm
-        self.head = head
-        self._inverse_P = inverse_P
-        self._attention = attention
-        self._windows = tuple(dict.fromkeys(layer.window for layer in self.layers))
-
-    @property
-    def config(self) -> ModelConfig:
-        return self._config
+    config: ModelConfig
+    embedding_VD: torch.Tensor
+    layers: Sequence[LlamaLayer]
+    final_norm: RMSNorm
+    head: Linear | None
+    """What gives the logits; None for a model that only embeds."""
+    inverse_P: torch.Tensor
+    attention: AttentionBackend
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._embedding_VD.dtype
+        return self.embedding_VD.dtype
 
-    def forward(self, batch: PackedBatch, cache: PagedCache) -> torch.Tensor:
-        x_TD = F.embedding(batch.token_ids_T, self._embedding_VD)
-        attention = self._attention.begin(batch, rotations(batch.positions_T, self._inverse_P), self._windows)
+    def forward(self, batch: PackedBatch, cache: KVCache) -> torch.Tensor:
+        """Compute a batch, writing its keys and values to the cache; hidden states (T, D) for the methods below."""
+        x_TD = F.embedding(batch.token_ids_T, self.embedding_VD)
+        windows = {layer.window for layer in self.layers}
+        attention = self.attention.begin(batch, rotations(batch.positions_T, self.inverse_P), windows)
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
             x_TD = layer(x_TD, attention, layer_cache)
         return x_TD
 
     def states(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        return self._final_norm(hidden_RD).float()
+        """Some rows of what `forward` returned, after the final norm: (R, D), float32."""
+        return self.final_norm(hidden_RD).float()
 
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        """The head's logits for some rows of what `forward` returned: (R, V), float32.
+
+        Of the next token, unless the model was loaded with another head. Not for a model without a head.
+        """
         assert self.head is not None
-        return self.head(self._final_norm(hidden_RD)).float()
+        return self.head(self.final_norm(hidden_RD)).float()

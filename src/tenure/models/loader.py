@@ -18,7 +18,6 @@ from tenure.layers.mlp import GatedMLP
 from tenure.layers.norm import HeadNorms, RMSNorm
 from tenure.layers.rope import interleave_rows
 from tenure.layers.rowwise import RowKernels, row_kernels
-from tenure.models.base import LoadedModel
 from tenure.models.llama import LlamaLayer, LlamaModel
 from tenure.models.weights import Weights, open_weights
 from tenure.source import ResolvedSource
@@ -65,7 +64,7 @@ def load(
     linear: str | None = None,
     attention: str | None = None,
     rows: str | None = None,
-) -> LoadedModel:
+) -> LlamaModel:
     """Load a model. `head` says what its `logits` are.
 
     `linear`, `attention` and `rows` name back ends; None takes the best for the device.
