@@ -29,6 +29,7 @@ from tenure.client import EngineClient, Refusal
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.process.system import request_short_time_slices
 from tenure.sampling import SamplingParams
+from tenure.token_lists import TokenLists
 from tenure.wire.messages import Submit
 
 STREAMS = 16
@@ -93,7 +94,7 @@ def loaded(load: Callable[[str], None] | None, url: str) -> Iterator[None]:
 def question(pooled: bool, prompt: Sequence[int]) -> Submit:
     pooling = PoolingParams(task=PoolingTask.EMBED) if pooled else None
     sampling = SamplingParams(max_tokens=0 if pooled else 1)
-    return Submit(request=0, public_id="bench", prompts=[list(prompt)], sampling=sampling, pooling=pooling)
+    return Submit(request=0, public_id="bench", prompts=TokenLists.of([prompt]), sampling=sampling, pooling=pooling)
 
 
 async def ask(client: EngineClient, submit: Submit) -> tuple[float, bool]:

@@ -162,6 +162,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds in which it must be over, whatever it asks for itself; 0 is for ever."""
     thread_above: int = 8192
     """Bytes of a body, or of a response with logprobs, from which the work on it leaves the event loop."""
+    process_above: int = 131072
+    """Bytes of a body from which it is read in a process of its own."""
     seed: int | None = None
     """Of requests that give none; None draws one for each."""
     vllm_metrics: bool = False

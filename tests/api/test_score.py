@@ -274,7 +274,7 @@ class TestLateInteractionWithSettings:
     def test_only_queries_that_are_short(self):
         rig = late_rig(expansion=Expansion(5, MASK, attend=False))
         scores(rig.post("/score", {"queries": ["a", "longer", "abc"], "documents": ["x", "y", "z"]}))
-        assert rig.submitted.prompts[:3] == [[*framed("a"), MASK, MASK], framed("longer"), framed("abc")]
+        assert list(rig.submitted.prompts)[:3] == [[*framed("a"), MASK, MASK], framed("longer"), framed("abc")]
         assert rig.submitted.unattended == [2, 0, 0, 0, 0, 0]
         rig = late_rig(expansion=Expansion(5, MASK, attend=False))
         scores(rig.post("/score", {"queries": "longer", "documents": ["x"]}))
@@ -300,7 +300,7 @@ class TestLateInteractionWithSettings:
         rig = late_rig(expansion=Expansion(6, MASK, attend=True), counted_in_query=query, counted_in_document=document)
         texts = ("me", "owls", "who")
         found = scores(rig.post("/score", {"queries": "who", "documents": texts}))
-        assert rig.submitted.prompts[1:] == [framed(text) for text in texts], "they are read"
+        assert list(rig.submitted.prompts)[1:] == [framed(text) for text in texts], "they are read"
         left = np.array([unit(token) for token in (*framed("who"), MASK) if token in query]).reshape(-1, SIZE)
         rights = [[unit(token) for token in framed(text) if token in document] for text in texts]
         assert found == pytest.approx([(left @ np.array(right).T).max(axis=1).sum() for right in rights], abs=1e-5)

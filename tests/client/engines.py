@@ -15,13 +15,16 @@ from tenure.client import EngineClient, Opener
 from tenure.client.generation import GenerationHandle
 from tenure.outcomes import Outcome
 from tenure.sampling import SamplingParams
+from tenure.token_lists import TokenLists
 from tenure.wire import messages as wire
 from tenure.wire.framing import PeerGone
 from tests.tasks import until
 from tests.wire.peer import Peer
 from tests.wire.samples import CARD
 
-SUBMIT = wire.Submit(request=0, public_id="cmpl-1", prompts=[[1, 2]], sampling=SamplingParams(max_tokens=9), n=2)
+SUBMIT = wire.Submit(
+    request=0, public_id="cmpl-1", prompts=TokenLists.of([[1, 2]]), sampling=SamplingParams(max_tokens=9), n=2
+)
 
 
 class Conversation(Peer):

@@ -16,6 +16,7 @@ from tenure.errors import EndingError
 from tenure.outcomes import Outcome
 from tenure.pooling import Pooled, PoolingParams, PoolingTask
 from tenure.sampling import TokenLogprobs
+from tenure.token_lists import TokenLists
 from tenure.wire import messages as wire
 from tests.client.engines import SUBMIT, Bench, Conversation, ObedientEngine, bench, output
 from tests.tasks import Interrupted, run
@@ -307,7 +308,7 @@ def test_a_request_that_cannot_be_sent_leaves_nothing() -> None:
     async def scenario() -> None:
         async with bench() as rig:
             await rig.accept_ready()
-            unsendable = wire.Submit(request=0, public_id="", prompts=[[2**64]], sampling=SUBMIT.sampling)
+            unsendable = msgspec.structs.replace(SUBMIT, priority=2**64)
             with pytest.raises(OverflowError):
                 async with rig.client.open(unsendable):
                     pytest.fail("sent")
@@ -532,9 +533,9 @@ def test_others_have_requests_ended_by_name() -> None:
 @pytest.mark.parametrize(
     "submit",
     [
-        msgspec.structs.replace(SUBMIT, prompts=[[1]] * 5, n=1),
-        msgspec.structs.replace(SUBMIT, prompts=[[1]], n=5),
-        msgspec.structs.replace(SUBMIT, prompts=[[1] * 11, [1] * 10], n=1),
+        msgspec.structs.replace(SUBMIT, prompts=TokenLists.of([[1]] * 5), n=1),
+        msgspec.structs.replace(SUBMIT, prompts=TokenLists.of([[1]]), n=5),
+        msgspec.structs.replace(SUBMIT, prompts=TokenLists.of([[1] * 11, [1] * 10]), n=1),
     ],
 )
 def test_what_can_never_be_admitted_is_not_sent(submit: wire.Submit) -> None:

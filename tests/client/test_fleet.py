@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from tenure.client import EndOfGeneration, Fleet, ModelNotFound, ModelNotSupported, Refusal, Served
+from tenure.client.fleet import find_model
 from tenure.outcomes import Outcome
+from tenure.token_lists import TokenLists
 from tenure.wire import messages as wire
 from tests.client.engines import SUBMIT, Bench, Conversation, Stream, bench, output, run_within
 from tests.tasks import run, until
@@ -44,13 +46,13 @@ FLEET = Fleet(
 )
 def test_the_model_of_a_request(name: str | None, task: str, found: str) -> None:
     """Any of its names will do; without a name it is the first that can do the task."""
-    assert FLEET.resolve(name, task).name == found
+    assert find_model(FLEET.models, name, task).name == found
 
 
 @pytest.mark.parametrize("name", ["Chat", "chat ", "chat-2", "tiny"])
 def test_an_unknown_model_is_answered_with_the_known_ones(name: str) -> None:
     with pytest.raises(ModelNotFound) as caught:
-        FLEET.resolve(name, "generate")
+        find_model(FLEET.models, name, "generate")
     assert caught.value.name == name
     assert caught.value.names == ("embedder", "chat", "gpt-4", "org/chat", "other-chat", "ranker")
 
@@ -62,7 +64,7 @@ def test_an_unknown_model_is_answered_with_the_known_ones(name: str) -> None:
 def test_a_model_that_cannot_do_it(name: str | None, task: str, tasks: tuple[str, ...]) -> None:
     """Another model is never taken in its place."""
     with pytest.raises(ModelNotSupported) as caught:
-        FLEET.resolve(name, task)
+        find_model(FLEET.models, name, task)
     assert caught.value.name == (name or "embedder")
     assert caught.value.tasks == tasks
 
@@ -111,7 +113,7 @@ def test_the_engine_with_the_least_outstanding_is_taken() -> None:
         async with three() as rigs:
             await rigs.ready()
             await rigs.beat(50, 40, 45)
-            prompt = msgspec.structs.replace(SUBMIT, prompts=[[1] * 4, [2] * 3])
+            prompt = msgspec.structs.replace(SUBMIT, prompts=TokenLists.of([[1] * 4, [2] * 3]))
             async with anyio.create_task_group() as group:
                 for index in (1, 2, 1, 0):  # 40, then 47 beside 45, then 47 beside 52, then 50 beside 54 and 52
                     group.start_soon(Stream(rigs.model, prompt).run)

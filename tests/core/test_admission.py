@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from tenure.core.admission import Gate, GateLimits, Permit, Refusal
 from tenure.core.ledger import LedgerError
 from tenure.outcomes import Outcome
+from tenure.token_lists import TokenLists
 
 LIMITS = GateLimits(items=4, tokens=20, capacity=12, vocabulary_size=100)
 
@@ -21,7 +22,7 @@ def held(gate: Gate) -> tuple[int, int, int]:
 
 
 def admit(gate: Gate, prompts: list[list[int]], n: int = 1) -> Permit:
-    answer = gate.ask(prompts, n)
+    answer = gate.ask(TokenLists.of(prompts), n)
     assert isinstance(answer, Permit)
     return answer
 
@@ -29,7 +30,7 @@ def admit(gate: Gate, prompts: list[list[int]], n: int = 1) -> Permit:
 def refuse(gate: Gate, prompts: list[list[int]], n: int = 1) -> Refusal:
     """The answer is no, and nothing is held for it."""
     before = held(gate)
-    answer = gate.ask(prompts, n)
+    answer = gate.ask(TokenLists.of(prompts), n)
     assert isinstance(answer, Refusal)
     assert held(gate) == before
     return answer
@@ -111,7 +112,7 @@ def test_any_order_of_asking_and_releasing_ends_at_zero(steps: list[tuple[int, i
     gate, permits = Gate(LIMITS), []
     for step in steps:
         if isinstance(step, tuple):
-            answer = gate.ask([[1] * step[0]], step[1])
+            answer = gate.ask(TokenLists.of([[1] * step[0]]), step[1])
             permits += [answer] if isinstance(answer, Permit) else []
         elif step < len(permits):
             gate.release(permits.pop(step))
@@ -124,19 +125,19 @@ def test_any_order_of_asking_and_releasing_ends_at_zero(steps: list[tuple[int, i
 def test_what_is_read_and_not_continued_may_fill_the_window(gate: Gate) -> None:
     text = [1] * LIMITS.capacity
     assert refuse(gate, [text]).code == "context_length_exceeded"
-    assert isinstance(gate.ask([text], 1, pooled=True), Permit)
-    assert isinstance(Gate(LIMITS).ask([[1] * (LIMITS.capacity + 1)], 1, pooled=True), Refusal)
+    assert isinstance(gate.ask(TokenLists.of([text]), 1, pooled=True), Permit)
+    assert isinstance(Gate(LIMITS).ask(TokenLists.of([[1] * (LIMITS.capacity + 1)]), 1, pooled=True), Refusal)
 
 
 def full_gate(items: int, tokens: int) -> Gate:
     """One that has just been filled."""
     gate = Gate(GateLimits(items=items, tokens=tokens, capacity=1000, vocabulary_size=10))
-    gate.ask([[1] * (tokens // items)] * items, 1)
+    gate.ask(TokenLists.of([[1] * (tokens // items)] * items), 1)
     return gate
 
 
 def retry_after(gate: Gate, prompts: list[list[int]], now: float) -> float:
-    answer = gate.ask(prompts, 1, now=now)
+    answer = gate.ask(TokenLists.of(prompts), 1, now=now)
     assert isinstance(answer, Refusal)
     assert (answer.outcome, answer.code) == (Outcome.QUEUE_FULL, "queue_full")
     assert answer.retry_after is not None
@@ -149,11 +150,11 @@ def test_retry_after_follows_the_rate_at_which_work_is_done() -> None:
     for pause in (1.0, 2.0):
         gate, now = Gate(GateLimits(items=1000, tokens=1000, capacity=1000, vocabulary_size=10)), 0.0
         for _ in range(100):
-            permit = gate.ask([[1] * 100], 1, now=now)
+            permit = gate.ask(TokenLists.of([[1] * 100]), 1, now=now)
             assert isinstance(permit, Permit)
             now += pause
             gate.release(permit, now)
-        gate.ask([[1] * 900], 1, now=now)
+        gate.ask(TokenLists.of([[1] * 900]), 1, now=now)
         waits.append(retry_after(gate, [[1] * 400], now))
     assert waits[0] == pytest.approx(3.0, rel=0.1)
     assert waits[1] == pytest.approx(6.0, rel=0.15)
@@ -163,10 +164,10 @@ def test_retry_after_is_bounded_both_ways() -> None:
     assert retry_after(full_gate(10, 100), [[1]], now=5.0) == 60.0, "nothing was ever done"
     quick = Gate(GateLimits(items=2, tokens=1000, capacity=1000, vocabulary_size=10))
     for _ in range(1000):
-        permit = quick.ask([[1]], 1, now=1.0)
+        permit = quick.ask(TokenLists.of([[1]]), 1, now=1.0)
         assert isinstance(permit, Permit)
         quick.release(permit, 1.0)
-    quick.ask([[1], [1]], 1, now=1.0)
+    quick.ask(TokenLists.of([[1], [1]]), 1, now=1.0)
     assert retry_after(quick, [[1]], now=1.0) == 1.0
 
 

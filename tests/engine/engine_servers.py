@@ -18,6 +18,7 @@ from tenure.engine.engine_server import EngineServer
 from tenure.engine.orders import Add, Ending, EngineSnapshot, Order
 from tenure.outcomes import FinishReason, Outcome
 from tenure.sampling import SamplingParams
+from tenure.token_lists import TokenLists
 from tenure.wire import messages as wire
 from tenure.wire.sockets import SocketStream
 from tests.wire.peer import Peer
@@ -40,7 +41,7 @@ def submit(request: int, *prompts: list[int], n: int = 1, label: str = "") -> wi
     return wire.Submit(
         request=request,
         public_id=f"cmpl-{request}",
-        prompts=list(prompts) or [[1, 2, 3]],
+        prompts=TokenLists.of(prompts or [[1, 2, 3]]),
         sampling=SamplingParams(max_tokens=4),
         n=n,
         label=label,
@@ -124,7 +125,8 @@ class Board:
             order = self.orders.get_nowait()
             found.append(order)
             if isinstance(order, Add):
-                self.requests[order.request.spec.label or order.request.spec.public_id] = order.request
+                request = order.make()
+                self.requests[request.spec.label or request.spec.public_id] = request
         return found
 
     async def wait_order(self) -> Order:

@@ -85,7 +85,7 @@ class Engine:
         """Until these requests have ended, and as many others as are to be added `later`."""
         self._wanted = len(requests) + later
         for request in requests:
-            self.orders.put(Add(request))
+            self.orders.put(Add(lambda request=request: request))
         self.loop.run()
         self.scheduler.audit()
         ledger = self.scheduler.snapshot().ledger
@@ -181,7 +181,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_later_ones(depth: int) -> No
 
     def on_pass(number: int) -> None:
         if number == 4:
-            engine.orders.put(Add(Request(3, RequestSpec([[7, 7]], params))))
+            engine.orders.put(Add(lambda: Request(3, RequestSpec([[7, 7]], params))))
             raise RuntimeError("out of memory")
 
     engine = Engine(depth, on_pass)

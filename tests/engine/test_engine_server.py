@@ -53,7 +53,7 @@ def test_admission_is_whole_and_exact_whoever_asks() -> None:
             assert await held(workers[0]) == (4, 11, 12)
             for order in rig.take_orders():
                 assert isinstance(order, Add)
-                rig.end(order.request)
+                rig.end(order.make())
             for worker, count in zip(workers, (admitted[0], admitted[1] + 1), strict=True):
                 for _ in range(count):
                     await worker.hear(wire.Ended)
@@ -223,9 +223,9 @@ def test_submitting_twice_ends_the_connection_and_what_it_held() -> None:
             await worker.wait_gone()
             add, cancel = rig.take_orders()
             assert isinstance(add, Add)
-            assert cancel == Cancel(add.request.number, Outcome.WORKER_LOST)
+            assert cancel == Cancel(add.make().number, Outcome.WORKER_LOST)
             assert await held(other) == (1, 1, 3)
-            rig.end(add.request, Outcome.WORKER_LOST)
+            rig.end(add.make(), Outcome.WORKER_LOST)
             assert await held(other) == (0, 0, 0)
 
     run(scenario)
@@ -453,7 +453,7 @@ def test_whoever_asks_has_the_answer_before_the_loop_has_the_request() -> None:
             assert isinstance(add, Add)
             assert orders.answered == [True]
             await worker.hear(wire.Admitted)
-            rig.end(add.request)
+            rig.end(add.make())
             await worker.hear(wire.Ended)
 
     run(scenario)
@@ -472,10 +472,10 @@ def test_a_worker_that_does_not_read_is_taken_for_dead() -> None:
             add = await rig.wait_order()
             assert isinstance(add, Add)
             while rig.orders.empty():
-                rig.engine_server.deliver(1, [output(add.request, 0, 5)] * 50, [])
+                rig.engine_server.deliver(1, [output(add.make(), 0, 5)] * 50, [])
                 await anyio.lowlevel.checkpoint()
-            assert rig.take_orders() == [Cancel(add.request.number, Outcome.WORKER_LOST)]
-            rig.end(add.request, Outcome.WORKER_LOST)
+            assert rig.take_orders() == [Cancel(add.make().number, Outcome.WORKER_LOST)]
+            rig.end(add.make(), Outcome.WORKER_LOST)
             assert await held(other) == (0, 0, 0)
 
     run(scenario)
@@ -570,7 +570,7 @@ def test_nothing_is_left_after_a_storm(seed: int) -> None:
                     )
                 )
                 await anyio.lowlevel.checkpoint()
-                running += [order.request for order in rig.take_orders() if isinstance(order, Add)]
+                running += [order.make() for order in rig.take_orders() if isinstance(order, Add)]
                 if running and dice.random() < 0.4:
                     request = running.pop(dice.randrange(len(running)))
                     rig.engine_server.deliver(1, [output(request, 0, 3)], [])
@@ -579,7 +579,7 @@ def test_nothing_is_left_after_a_storm(seed: int) -> None:
             for worker in workers:
                 await worker.hang_up()
             await watcher.ledger()
-            running += [order.request for order in rig.take_orders() if isinstance(order, Add)]
+            running += [order.make() for order in rig.take_orders() if isinstance(order, Add)]
             for request in running:
                 rig.end(request, Outcome.WORKER_LOST)
             assert await held(watcher) == (0, 0, 0)

@@ -43,6 +43,10 @@ from tests.core.model_runner import ScriptedRunner
 LIMITS = Limits(max_model_len=64, num_blocks=32, block_size=4, num_slots=4)
 
 
+def added(request: Request) -> Add:
+    return Add(lambda: request)
+
+
 def request(number: int, *, length: int = 3, max_tokens: int = 4, n: int = 1, label: str = "") -> Request:
     sampling = SamplingParams(max_tokens=max_tokens, seed=number)
     spec = RequestSpec(
@@ -190,7 +194,7 @@ class Rig:
 
 def test_requests_run_to_their_end() -> None:
     rig = Rig()
-    rig.run(Add(request(1, max_tokens=4)), Add(request(2, n=3, max_tokens=2)))
+    rig.run(added(request(1, max_tokens=4)), added(request(2, n=3, max_tokens=2)))
     assert sorted(rig.port.ended) == [(1, Outcome.OK), (2, Outcome.OK)]
     assert rig.port.tokens == {1: 4, 2: 6}
     last = rig.port.snapshots[-1].scheduler
@@ -203,7 +207,7 @@ def test_requests_run_to_their_end() -> None:
 def test_snapshots_come_before_words_about_endings() -> None:
     """Whoever has seen an ending finds it in the ledger; and the first snapshot comes before anything else."""
     rig = Rig()
-    rig.run(Add(request(1)), Add(request(2, max_tokens=2)), Add(request(3)), Cancel(3, Outcome.CLIENT_CANCELLED))
+    rig.run(added(request(1)), added(request(2, max_tokens=2)), added(request(3)), Cancel(3, Outcome.CLIENT_CANCELLED))
     assert rig.port.snapshots[0].scheduler.requests == 0
     open_requests = 3
     for told in rig.port.told:
@@ -216,7 +220,7 @@ def test_snapshots_come_before_words_about_endings() -> None:
 def test_orders_are_obeyed_in_order() -> None:
     """A cancel that follows its request finds it; one that comes before is counted and does not reach ahead."""
     rig = Rig()
-    rig.run(Cancel(1, Outcome.ABORTED), Add(request(1)), Add(request(2)), Cancel(2, Outcome.DEADLINE), Finish(9, 0))
+    rig.run(Cancel(1, Outcome.ABORTED), added(request(1)), added(request(2)), Cancel(2, Outcome.DEADLINE), Finish(9, 0))
     assert rig.port.ended == [(2, Outcome.DEADLINE), (1, Outcome.OK)]
     assert rig.port.tokens == {1: 4}
     assert rig.port.snapshots[-1].scheduler.counts.unmatched == 2
@@ -231,7 +235,7 @@ def due(number: int, *, begin_by: float | None = None, end_by: float | None = No
 def test_what_is_late_gets_no_further_step() -> None:
     """A step takes 0.01 s here: five fit before the first is due, and the other goes on alone."""
     rig = Rig()
-    rig.run(Add(due(1, end_by=100.05, max_tokens=50)), Add(request(2, max_tokens=9)))
+    rig.run(added(due(1, end_by=100.05, max_tokens=50)), added(request(2, max_tokens=9)))
     assert rig.port.ended == [(1, Outcome.DEADLINE), (2, Outcome.OK)]
     assert [len(plan.rows) for plan in rig.runner.plans] == [2] * 5 + [1] * 4
     late = next(ended for told in rig.port.told for ended in told.ended if ended.number == 1)
@@ -240,15 +244,15 @@ def test_what_is_late_gets_no_further_step() -> None:
 
 def test_what_waits_too_long_gets_no_step_at_all() -> None:
     rig = Rig()
-    running = [Add(request(number, max_tokens=20)) for number in range(1, 5)]
-    rig.run(*running, Add(due(5, begin_by=100.05)), Add(due(6, begin_by=100.05, end_by=200.0)))
+    running = [added(request(number, max_tokens=20)) for number in range(1, 5)]
+    rig.run(*running, added(due(5, begin_by=100.05)), added(due(6, begin_by=100.05, end_by=200.0)))
     assert {number for number, outcome in rig.port.ended if outcome is Outcome.DEADLINE} == {5, 6}
     assert set(rig.port.tokens) == {1, 2, 3, 4}
 
 
 def test_a_limit_on_waiting_does_not_concern_what_has_begun() -> None:
     rig = Rig()
-    rig.run(Add(due(1, begin_by=100.02, max_tokens=20)))
+    rig.run(added(due(1, begin_by=100.02, max_tokens=20)))
     assert rig.port.ended == [(1, Outcome.OK)]
 
 
@@ -263,7 +267,7 @@ class Ticking(Clock):
 def test_a_loop_that_has_nothing_to_compute_wakes_for_a_deadline() -> None:
     """All that is open is stalled; only time passes."""
     rig = Rig(clock=Ticking())
-    rig.run(Add(due(1, end_by=100.1)), Stall(1))
+    rig.run(added(due(1, end_by=100.1)), Stall(1))
     assert rig.port.ended == [(1, Outcome.DEADLINE)]
     assert rig.runner.plans == []
 
@@ -286,7 +290,7 @@ def test_no_deadline_is_too_far_off_to_be_waited_for() -> None:
     """The longest time that the operating system can wait is far below the largest number."""
     orders = Watched()
     rig = Rig(orders=orders)
-    rig.run(Add(due(1, end_by=1e300)), Stall(1))
+    rig.run(added(due(1, end_by=1e300)), Stall(1))
     assert rig.port.ended == [(1, Outcome.ABORTED)]
     assert 0 < max(orders.waits) < threading.TIMEOUT_MAX
 
@@ -301,7 +305,7 @@ def test_a_stalled_request_gets_no_step_until_it_is_resumed() -> None:
             rig.orders.put(Resume(1))
 
     rig.port.on_told = pace
-    rig.run(Add(request(1, max_tokens=10)), Add(request(2, max_tokens=15)))
+    rig.run(added(request(1, max_tokens=10)), added(request(2, max_tokens=15)))
     assert [len(plan.rows) for plan in rig.runner.plans] == [2] * 3 + [1] * 5 + [2] * 7
     assert rig.port.tokens == {1: 10, 2: 15}
 
@@ -317,12 +321,12 @@ def test_of_a_stalled_request_no_more_texts_are_read_until_it_is_resumed() -> No
         read.append(rig.port.tokens[1])
         if told.step == 2 and told.outputs:
             rig.orders.put(Stall(1))
-            rig.orders.put(Add(other))
+            rig.orders.put(added(other))
         if told.step == 5 and told.outputs:
             rig.orders.put(Resume(1))
 
     rig.port.on_told = pace
-    rig.run(Add(pooled), ends=2)
+    rig.run(added(pooled), ends=2)
     assert read[:7] == [4, 8, 8, 8, 8, 12, 16]
     assert rig.port.tokens == {1: 30, 2: 3}
 
@@ -335,7 +339,7 @@ def test_a_cancel_ends_a_request_within_the_step() -> None:
             rig.orders.put(Cancel(1, Outcome.CLIENT_CANCELLED))
 
     rig.port.on_told = cancel
-    rig.run(Add(request(1, max_tokens=50)), Add(request(2, max_tokens=20)))
+    rig.run(added(request(1, max_tokens=50)), added(request(2, max_tokens=20)))
     assert rig.port.ended == [(1, Outcome.CLIENT_CANCELLED), (2, Outcome.OK)]
     assert rig.port.tokens == {1: 3, 2: 20}
     assert [len(plan.rows) for plan in rig.runner.plans] == [2] * 3 + [1] * 17
@@ -349,7 +353,7 @@ def test_an_item_that_needs_no_more_tokens_is_finished() -> None:
             rig.orders.put(Finish(1, 1))
 
     rig.port.on_told = finish
-    rig.run(Add(request(1, n=2, max_tokens=9)))
+    rig.run(added(request(1, n=2, max_tokens=9)))
     assert rig.port.ended == [(1, Outcome.OK)]
     counts = Counter(output.index for told in rig.port.told for output in told.outputs)
     assert counts == {0: 9, 1: 1}
@@ -364,10 +368,10 @@ def test_a_step_that_fails_ends_its_own_requests_alone(where: str) -> None:
     def add(told: Told) -> None:
         messages.extend(ending.message for ending in told.ended if ending.outcome is not Outcome.OK)
         if [ending.number for ending in told.ended] == [1]:
-            rig.orders.put(Add(request(2)))
+            rig.orders.put(added(request(2)))
 
     rig.port.on_told = add
-    rig.run(Add(request(1, max_tokens=9)), ends=2)
+    rig.run(added(request(1, max_tokens=9)), ends=2)
     rig.scheduler.audit()
     assert rig.port.ended == [(1, Outcome.ENGINE_ERROR), (2, Outcome.OK)]
     [message] = messages
@@ -379,7 +383,7 @@ def test_a_step_that_fails_ends_its_own_requests_alone(where: str) -> None:
 
 def test_requests_that_wait_survive_a_step_that_fails() -> None:
     rig = Rig({1: "launch"}, max_tokens=8)
-    rig.run(*(Add(request(number, length=8)) for number in range(1, 4)))
+    rig.run(*(added(request(number, length=8)) for number in range(1, 4)))
     outcomes = dict(rig.port.ended)
     assert outcomes == {1: Outcome.ENGINE_ERROR, 2: Outcome.OK, 3: Outcome.OK}
 
@@ -394,7 +398,7 @@ def test_a_result_that_answers_another_plan_ends_the_loop() -> None:
 
     rig = Rig()
     rig.loop._runner = Confused(rig.clock)
-    rig.orders.put(Add(request(1)))
+    rig.orders.put(added(request(1)))
     with pytest.raises(LedgerError):
         rig.loop.run()
 
@@ -417,7 +421,7 @@ def test_an_idle_loop_rests() -> None:
     assert woken.get(timeout=30) == 0
     orders.put(Cancel(5, Outcome.ABORTED))
     assert woken.get(timeout=30) == 1
-    orders.put(Add(request(1, max_tokens=3)))
+    orders.put(added(request(1, max_tokens=3)))
     assert woken.get(timeout=30) == 5  # three steps, and the question that found nothing to do
     assert not rig.loop.progress.runs
     orders.put(Stop())
@@ -430,7 +434,7 @@ def test_an_idle_loop_rests() -> None:
 def test_a_stop_is_obeyed_in_the_middle_of_work() -> None:
     rig = Rig()
     rig.port.on_told = lambda told: rig.orders.put(Stop()) if told.step == 2 else None
-    rig.orders.put(Add(request(1, max_tokens=50)))
+    rig.orders.put(added(request(1, max_tokens=50)))
     rig.loop.run()
     assert rig.port.tokens == {1: 2}
 
@@ -445,7 +449,7 @@ def test_progress_names_the_step_that_runs() -> None:
         launch(plan)
 
     rig.runner.launch = watched  # type: ignore[method-assign]
-    rig.run(Add(request(1, max_tokens=2)))
+    rig.run(added(request(1, max_tokens=2)))
     assert seen == [Progress(1, runs=True), Progress(2, runs=True)]
     assert rig.loop.progress == Progress(2, runs=False)
 
@@ -480,13 +484,13 @@ def rest(rig: Rig, *orders: Order) -> None:
 def test_a_ledger_that_does_not_add_up_is_told() -> None:
     """And stays told, until someone starts the engine anew."""
     rig = resting()
-    rest(rig, Add(request(1)))
+    rest(rig, added(request(1)))
     assert rig.port.snapshots[-1].conserved
     rig.scheduler.broken = True
-    rest(rig, Add(request(2)))
+    rest(rig, added(request(2)))
     assert not rig.port.snapshots[-1].conserved
     rig.scheduler.broken = False
-    rest(rig, Add(request(3)))
+    rest(rig, added(request(3)))
     assert [ending for ending, _ in rig.port.ended] == [1, 2, 3]
     assert not rig.port.snapshots[-1].conserved
 
@@ -498,7 +502,7 @@ def test_the_audit_is_made_when_idle_and_once_a_second_at_most() -> None:
     rig.scheduler.on_audit = lambda: times.append(rig.clock.now)
     for number in range(1, 12):
         rig.clock.now += 0.3
-        rest(rig, Add(request(number, max_tokens=20)))
+        rest(rig, added(request(number, max_tokens=20)))
         assert len(times) == number
     assert all(later - earlier >= 0.999 for earlier, later in pairwise(times))
 
@@ -511,10 +515,10 @@ def test_answers_and_orders_come_before_the_audit() -> None:
         if told.ended:
             audits.append(rig.scheduler.audits)
             if len(audits) < 3:
-                rig.orders.put(Add(request(1 + len(audits))))
+                rig.orders.put(added(request(1 + len(audits))))
 
     rig.port.on_told = go_on
-    rest(rig, Add(request(1)))
+    rest(rig, added(request(1)))
     assert audits == [0, 0, 0]
     assert rig.scheduler.audits == 1
 
@@ -523,7 +527,7 @@ def test_holders_are_shown_with_what_they_hold() -> None:
     """When asked for, as a step begins: those that have not ended, oldest request first, at most a page of them."""
     rig = resting()
     rig.port.on_told = lambda _: rig.orders.put(ShowHolders())
-    rest(rig, Add(request(1, length=5, max_tokens=3, label="mine")), *(Add(request(n, n=30)) for n in range(2, 5)))
+    rest(rig, added(request(1, length=5, max_tokens=3, label="mine")), *(added(request(n, n=30)) for n in range(2, 5)))
     second, last = rig.port.shown[0], rig.port.shown[-1]
     assert second.scheduler.counts.steps == 2
     row = second.holders[0]
@@ -550,7 +554,7 @@ def test_what_has_started_is_shown_while_its_step_is_computed() -> None:
         launch(plan)
 
     rig.runner.launch = watched  # type: ignore[method-assign]
-    rest(rig, Add(request(1, max_tokens=1)), ShowHolders())
+    rest(rig, added(request(1, max_tokens=1)), ShowHolders())
     assert [snapshot.scheduler.items for snapshot in seen] == [{State.RUNNING: 1}]
     assert [[row.state for row in snapshot.holders] for snapshot in rig.port.shown] == [["running"]]
 
@@ -568,7 +572,7 @@ def test_a_snapshot_costs_the_same_however_many_run() -> None:
                 rig.orders.put(Stop())
 
         rig.port.on_told = look
-        rig.orders.put(Add(request(1, n=slots, max_tokens=50)))
+        rig.orders.put(added(request(1, n=slots, max_tokens=50)))
         rig.loop.run()
         assert rig.port.snapshots[-1].scheduler.items == {State.RUNNING: slots}
         return costs[0]

@@ -7,6 +7,7 @@ from tenure.core.limits import Limits
 from tenure.core.scheduler import Scheduler
 from tenure.engine import translation
 from tenure.sampling import SamplingParams
+from tenure.token_lists import TokenLists
 from tenure.wire import messages as wire
 
 
@@ -15,7 +16,7 @@ def test_the_executor_is_told_of_each_prompt_what_was_said_of_it() -> None:
     asked = wire.Submit(
         request=1,
         public_id="x",
-        prompts=prompts,
+        prompts=TokenLists.of(prompts),
         sampling=SamplingParams(max_tokens=1),
         n=2,
         segments=[2, 0, 1],
@@ -30,7 +31,9 @@ def test_the_executor_is_told_of_each_prompt_what_was_said_of_it() -> None:
 
 
 def test_nothing_need_be_said() -> None:
-    asked = wire.Submit(request=1, public_id="x", prompts=[[1], [2]], sampling=SamplingParams(max_tokens=1))
+    asked = wire.Submit(
+        request=1, public_id="x", prompts=TokenLists.of([[1], [2]]), sampling=SamplingParams(max_tokens=1)
+    )
     scheduler = Scheduler(Limits(max_model_len=32, num_slots=8))
     scheduler.add(translation.request(7, asked, 0.0))
     plan = scheduler.plan(StepBudget(tokens=64))
@@ -39,12 +42,14 @@ def test_nothing_need_be_said() -> None:
 
 
 def test_the_choices_of_a_prompt_share_it() -> None:
-    """128 choices of 32,000 tokens take what their items take: a few hundred bytes each, and no copy of the prompt."""
+    """128 choices of 32,000 tokens take the prompt once, and a few hundred bytes for each item."""
     prompt = [token % 1000 for token in range(32_000)]
-    asked = wire.Submit(request=1, public_id="x", prompts=[prompt], sampling=SamplingParams(max_tokens=1), n=128)
+    asked = wire.Submit(
+        request=1, public_id="x", prompts=TokenLists.of([prompt]), sampling=SamplingParams(max_tokens=1), n=128
+    )
     tracemalloc.start()
     request = translation.request(7, asked, 0.0)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most < 128 * 2048
+    assert most < 32_000 * 40 + 128 * 2048
     assert all(item.prompt == prompt for item in request.items)

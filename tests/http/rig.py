@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 import anyio
 import anyio.lowlevel
+import msgspec
 from starlette.types import ASGIApp
 
 from tenure.api.common.call import Call
 from tenure.api.common.context import AppContext
+from tenure.api.common.reading import Reading
 from tenure.api.dispatch import Dispatcher
 from tenure.client import Fleet, GenerationFailed
 from tenure.config import ApiSettings, HttpLimits, KeyRing, TlsConfig
@@ -24,6 +26,7 @@ from tenure.outcomes import Outcome
 from tests.http.web_server import Reply, WebServer
 from tests.tasks import run
 
+ANYTHING = msgspec.json.Decoder()
 BULK = bytes(range(256)) * (1 << 16)
 LIMITS = HttpLimits(header_timeout=5, body_timeout=5, max_body_bytes=200_000, stall_timeout=5, linger_timeout=2)
 
@@ -70,6 +73,10 @@ class Handlers:
         call.model = "tiny"
         self.context.order.append(call.label)
         await call.respond_json({"bytes": len(call.body), "id": call.request_id, "rank": call.options.rank})
+
+    async def read(self, call: Call) -> None:
+        await call.read(type(None))
+        await self.wait(call)
 
     async def wait(self, call: Call) -> None:
         call.model = "tiny"
@@ -124,18 +131,26 @@ class Handlers:
                 await events.send(b"{}")
 
 
+def read_nothing(body: bytes | bytearray, reading: Reading) -> None: ...
+
+
+def read_json(body: bytes | bytearray, reading: Reading) -> None:
+    reading.decode(body, ANYTHING)
+
+
 def routes(context: Context) -> tuple[Route, ...]:
     handlers = Handlers(context)
     return (
         Route("/health", ("GET",), handlers.hello, open_without_key=True),
         Route("/things/{id:path}", ("GET",), handlers.hello),
-        Route("/hello", ("POST",), handlers.hello, work=True, body=True),
-        Route("/wait", ("POST",), handlers.wait, work=True, body=True),
-        Route("/stream", ("POST",), handlers.stream, work=True, body=True),
-        Route("/flood", ("POST",), handlers.flood, work=True, body=True),
-        Route("/bulk", ("POST",), handlers.bulk, work=True, body=True),
-        Route("/fail/{kind}/{when}", ("POST",), handlers.fail, work=True, body=True),
-        Route("/unfinished/{when}", ("POST",), handlers.unfinished, work=True, body=True),
+        Route("/hello", ("POST",), handlers.hello, work=True, reader=read_nothing),
+        Route("/read", ("POST",), handlers.read, work=True, reader=read_json),
+        Route("/wait", ("POST",), handlers.wait, work=True, reader=read_nothing),
+        Route("/stream", ("POST",), handlers.stream, work=True, reader=read_nothing),
+        Route("/flood", ("POST",), handlers.flood, work=True, reader=read_nothing),
+        Route("/bulk", ("POST",), handlers.bulk, work=True, reader=read_nothing),
+        Route("/fail/{kind}/{when}", ("POST",), handlers.fail, work=True, reader=read_nothing),
+        Route("/unfinished/{when}", ("POST",), handlers.unfinished, work=True, reader=read_nothing),
     )
 
 

@@ -9,6 +9,7 @@ from tenure.observe.journal import Journal, Times
 from tenure.outcomes import FinishReason, Outcome
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.sampling import SamplingParams
+from tenure.token_lists import TokenLists
 from tenure.wire.messages import Ended, ItemOutput, Submit
 
 LENGTH = FinishReason.LENGTH
@@ -51,7 +52,9 @@ def journal(counter: RequestCounter) -> Journal:
 
 def submit(prompts: int = 1, n: int = 1, **more) -> Submit:
     sampling = SamplingParams(max_tokens=8)
-    return Submit(request=1, public_id="x", prompts=[[1, 2, 3]] * prompts, sampling=sampling, n=n, **more)
+    return Submit(
+        request=1, public_id="x", prompts=TokenLists.of([[1, 2, 3]] * prompts), sampling=sampling, n=n, **more
+    )
 
 
 def output(index: int, tokens: int = 1, finish: FinishReason | None = None, cached: int = 0) -> ItemOutput:

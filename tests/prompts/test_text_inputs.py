@@ -7,7 +7,9 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from tenure.config import ApiSettings
+from tenure.api.common.reading import Circumstances, Readers, Reading
+from tenure.config import ApiSettings, HttpLimits
+from tenure.http.intake import Body, BodyBudget
 from tenure.process.compute_threads import Workers
 from tenure.prompts.text_inputs import encode_texts
 from tests.api.generation_rig import ByteTokenizer, Rig, no_stop
@@ -53,7 +55,7 @@ def test_a_request_that_is_cancelled_is_not_tokenised_to_its_end():
     assert anyio.run(scenario).calls == [2]
 
 
-def test_large_work_waits_for_large_work_alone_and_is_cancelled_while_it_waits():
+def test_large_bodies_wait_for_large_bodies_alone_and_are_cancelled_while_they_wait():
     begun, release = threading.Semaphore(0), threading.Event()
     ran: list[str] = []
 
@@ -63,19 +65,25 @@ def test_large_work_waits_for_large_work_alone_and_is_cancelled_while_it_waits()
         assert release.wait(10)
 
     async def scenario() -> None:
-        workers = Workers()
-        read = partial(workers.run_if_long, size=1 << 21, threshold=0, body_size=1 << 21)
+        readers, settings = Readers(), ApiSettings(version="0.0", thread_above=0, process_above=8192)
+        reading = Reading({}, settings, HttpLimits(), Circumstances("/x", ()), lambda: None)
+
+        async def read(work, size):
+            body = Body(BodyBudget(size))
+            body.add(bytes(size))
+            return await readers.read(lambda _body, _reading: work(), body, reading, str)
+
         with anyio.fail_after(30):
             async with anyio.create_task_group() as group:
                 for name in ("first", "second"):
-                    group.start_soon(read, partial(large, name))
+                    group.start_soon(read, partial(large, name), 10_000)
                 for _ in range(2):
                     await anyio.to_thread.run_sync(begun.acquire)
                 async with anyio.create_task_group() as impatient:
                     for _ in range(50):
-                        impatient.start_soon(read, partial(large, "late"))
+                        impatient.start_soon(read, partial(large, "late"), 10_000)
                     await anyio.wait_all_tasks_blocked()
-                    assert await workers.run_if_long(lambda: "small", 10_000, 8192) == "small"
+                    assert (await read(lambda: "small", 8000))[0] == "small"
                     impatient.cancel_scope.cancel()
                 release.set()
 

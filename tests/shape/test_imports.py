@@ -9,10 +9,10 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "tenure"
 
-VOCABULARY = {"errors", "outcomes", "sampling", "pooling", "source", "config", "request_id", "__init__"}
+VOCABULARY = {"errors", "outcomes", "sampling", "pooling", "source", "config", "request_id", "token_lists", "__init__"}
 ALLOWED = {
-    "core": {"core", "errors", "outcomes", "sampling", "pooling"},
-    "wire": {"wire", "errors", "outcomes", "sampling", "pooling"},
+    "core": {"core", "errors", "outcomes", "sampling", "pooling", "token_lists"},
+    "wire": {"wire", "errors", "outcomes", "sampling", "pooling", "token_lists"},
     "http": {"http", "errors", "outcomes", "config", "request_id"},
     "observe": {"observe", "http.exchange", "http.request_head", "process", "wire", *VOCABULARY},
     "checkpoints": {"checkpoints", *VOCABULARY},

@@ -3,6 +3,7 @@
 from tenure.outcomes import FinishReason, Outcome
 from tenure.pooling import Pooled, PoolingParams, PoolingTask
 from tenure.sampling import RepetitionDetection, SamplingParams, TokenLogprobs
+from tenure.token_lists import TokenLists
 from tenure.wire import messages as wire
 
 SAMPLING = SamplingParams(
@@ -67,7 +68,7 @@ TO_ENGINE: tuple[wire.ToEngine, ...] = (
     wire.Submit(
         request=2**63 - 1,
         public_id="cmpl-1",
-        prompts=[[1, 2, 3], [4]],
+        prompts=TokenLists.of([[1, 2, 3], [4]]),
         sampling=SAMPLING,
         n=2,
         label="mine",
@@ -101,7 +102,7 @@ FROM_ENGINE: tuple[wire.FromEngine, ...] = (
 )
 SMALLEST: tuple[wire.ToEngine | wire.FromEngine, ...] = (
     wire.Hello(worker=0),
-    wire.Submit(request=1, public_id="", prompts=[[1]], sampling=SamplingParams(max_tokens=1)),
+    wire.Submit(request=1, public_id="", prompts=TokenLists.of([[1]]), sampling=SamplingParams(max_tokens=1)),
     wire.Refused(request=1, outcome=Outcome.INVALID, code="c", message="m"),
     wire.StepOutput(step=1, outputs=[wire.ItemOutput(1, 0, [])]),
     wire.Ended(request=1, outcome=Outcome.OK),

@@ -4,6 +4,7 @@ One task group owns everything in it: the connections to the engines, the HTTP s
 pipe, the drain. It ends after SIGTERM when it has drained, or at once when the supervisor is gone.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -19,8 +20,9 @@ import msgspec
 import uvicorn
 
 from tenure import __version__
-from tenure.api.app import build_app
+from tenure.api.app import build_app, route_table
 from tenure.api.common.context import AppContext
+from tenure.api.common.reading import Readers, worker
 from tenure.api.operations.cancel_by_name import end_named
 from tenure.checkpoints.model_config import read_sampling_defaults
 from tenure.checkpoints.profile import read_profile
@@ -34,6 +36,7 @@ from tenure.observe.counters import CounterSchema, SharedCounters, WorkerCounter
 from tenure.observe.journal import ENGINE_CANCEL_SECONDS
 from tenure.observe.logs import configure_logging
 from tenure.observe.reporting import RequestObserver, Tracer
+from tenure.process.fork_server import ForkServer
 from tenure.process.reports import HEARTBEAT_INTERVAL, Alive, Failed, Serving, offer_report, write_report
 from tenure.process.system import allow_descriptors, die_with_parent, end_of_file, request_short_time_slices
 from tenure.prompts.text_model import TextModel, load_text_model, score_prompt_of
@@ -45,9 +48,11 @@ logger = logging.getLogger("tenure.api")
 _OTHER_DESCRIPTORS = 512
 """Reserved for engines, files, and connections that are refused because there are too many."""
 _MOST_DIGITS = 640
-"""Most digits of an integer in a body, the least that Python allows: parsing takes quadratic time."""
+"""Of an integer in a body, the fewest that Python lets one set: reading a long one takes the square of its length."""
+_SWITCH_INTERVAL = 0.0005
+"""Seconds after which a thread that computes lets the event loop have the interpreter."""
 _FINAL_ERRORS_TIMEOUT = 5.0
-"""Seconds for clients to read their error after the drain's timeout has ended their requests."""
+"""How long clients have, when the time to drain is over, to read that their requests are ended."""
 
 
 def main() -> None:
@@ -63,11 +68,14 @@ def main() -> None:
         write_report(report, Failed(message=str(error)))
         sys.exit(1)
     shared = SharedCounters(counters, CounterSchema(workers=config.workers, models=config.model_names))
-    request_short_time_slices()
     sys.set_int_max_str_digits(_MOST_DIGITS)
-    with _tracing(config.report) as tracer:
+    gc.freeze()  # what is there now stays, and need not be looked through again and again
+    fork_server = ForkServer.start(worker(route_table(), texts, config.settings, config.limits))
+    request_short_time_slices()
+    sys.setswitchinterval(_SWITCH_INTERVAL)
+    with closing(fork_server), _tracing(config.report) as tracer:
         listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-        serve = partial(_serve, config, texts, listeners, shared, report, tracer)
+        serve = partial(_serve, config, texts, Readers(fork_server), listeners, shared, report, tracer)
         anyio.run(serve, backend_options={"use_uvloop": True})
 
 
@@ -85,6 +93,7 @@ def _tracing(config: ReportConfig) -> Iterator[Tracer | None]:
 async def _serve(
     config: ApiConfig,
     texts: dict[str, TextModel],
+    readers: Readers,
     listeners: list[socket.socket],
     shared: SharedCounters,
     report: int,
@@ -114,6 +123,7 @@ async def _serve(
                 process=process,
                 end_named=end_here,
                 draining=lambda: guard.snapshot().draining,
+                readers=readers,
             )
             guard = build_app(context, observer, limits, config.api_keys, config.cors)
             server = web_server(add_cors_headers(guard, config.cors), limits, config.tls)

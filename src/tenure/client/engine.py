@@ -182,7 +182,7 @@ class EngineClient:
             del self._answers[number]
 
     def _submit(self, submit: wire.Submit) -> GenerationHandle:
-        number, tokens = next(self._numbers), sum(map(len, submit.prompts))
+        number, tokens = next(self._numbers), submit.prompts.total
         # What is pooled waits for this process alone: nothing of it is sent before all of it is there.
         patience = math.inf if submit.pooling is not None else self._stall_timeout
         handle = GenerationHandle(number, self._send, tokens, patience)
@@ -330,7 +330,7 @@ def _check_size(submit: wire.Submit, card: wire.ModelCard) -> None:
     """Raises what the engine's gate would answer."""
     for what, wanted, limit in (
         ("items", len(submit.prompts) * submit.n, card.most_items),
-        ("prompt tokens", sum(map(len, submit.prompts)), card.most_prompt_tokens),
+        ("prompt tokens", submit.prompts.total, card.most_prompt_tokens),
     ):
         if wanted > limit:
             message = f"the request has {wanted} {what}; this server takes at most {limit} at a time"

@@ -6,6 +6,7 @@ refused by one is in none when the next is asked.
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol, TypeVar
 
 import anyio
 
@@ -104,6 +105,33 @@ Opener = EngineClient | Served
 """Has requests admitted: one engine, or all engines of a model."""
 
 
+class Offered(Protocol):
+    """A model, as its callers choose it. The first name is the one in replies."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def tasks(self) -> tuple[str, ...]: ...
+
+
+OfferedT = TypeVar("OfferedT", bound=Offered)
+
+
+def find_model(models: Sequence[OfferedT], name: str | None, *tasks: str) -> OfferedT:
+    """The model called `name`, or the first, that supports one of `tasks`; none are asked for when none are given.
+
+    Raises ModelNotFound, ModelNotSupported.
+    """
+    candidates = [model for model in models if name in model.names] if name else models
+    if not candidates:
+        raise ModelNotFound(name or "", [known for model in models for known in model.names])
+    for model in candidates:
+        if not tasks or set(tasks) & set(model.tasks):
+            return model
+    raise ModelNotSupported(name or candidates[0].names[0], candidates[0].tasks)
+
+
 class Fleet:
     """The models in the order of the command line."""
 
@@ -120,18 +148,9 @@ class Fleet:
     def ready(self) -> bool:
         return all(served.ready for served in self.models)
 
-    def resolve(self, name: str | None, *tasks: str) -> Served:
-        """The model called `name`, or the first, that supports one of `tasks`; none are asked for when none are given.
-
-        Raises ModelNotFound, ModelNotSupported.
-        """
-        if name and name not in self._by_name:
-            raise ModelNotFound(name, self.names)
-        candidates = (self._by_name[name],) if name else self.models
-        for served in candidates:
-            if not tasks or set(tasks) & set(served.tasks):
-                return served
-        raise ModelNotSupported(name or candidates[0].name, candidates[0].tasks)
+    def __getitem__(self, name: str) -> Served:
+        """The model with this name. Raises KeyError."""
+        return self._by_name[name]
 
     async def run(self) -> None:
         """Keep the connections to all engines up until cancelled."""

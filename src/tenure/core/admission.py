@@ -8,12 +8,12 @@ The engine's I/O thread is the only thread that touches this object.
 """
 
 import math
-from collections.abc import Sequence
 
 import msgspec
 
 from tenure.core.ledger import LedgerError
 from tenure.outcomes import Outcome
+from tenure.token_lists import TokenLists
 
 
 class GateLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,15 +103,13 @@ class Gate:
     def __repr__(self) -> str:
         return repr(self.snapshot())
 
-    def ask(
-        self, prompts: Sequence[Sequence[int]], n: int, *, pooled: bool = False, now: float = 0.0
-    ) -> Permit | Refusal:
+    def ask(self, prompts: TokenLists, n: int, *, pooled: bool = False, now: float = 0.0) -> Permit | Refusal:
         """Admit a request of `n` choices for each of `prompts`, or say why not. Nothing is held after a refusal.
 
         Prompts leave room for one more token, unless they are `pooled`: read and not continued.
         """
         self._asked += 1
-        permit = Permit(self._asked, len(prompts) * n, sum(map(len, prompts)))
+        permit = Permit(self._asked, len(prompts) * n, prompts.total)
         refusal = (
             self._unfit(prompts, n, self.limits.capacity - (not pooled))
             or self._too_large(permit)
@@ -145,17 +143,20 @@ class Gate:
         if items > self.limits.items or tokens > self.limits.tokens:
             raise LedgerError(f"{self} is past its limits")
 
-    def _unfit(self, prompts: Sequence[Sequence[int]], n: int, longest: int) -> Refusal | None:
+    def _unfit(self, prompts: TokenLists, n: int, longest: int) -> Refusal | None:
         """What the edge should have refused already; checked again, since nothing unfit may reach the scheduler."""
         if not prompts or n < 1:
             return Refusal(Outcome.INVALID, "invalid_request", "a request needs at least one prompt and one choice")
-        for position, prompt in enumerate(prompts):
-            if not prompt or min(prompt) < 0 or max(prompt) >= self.limits.vocabulary_size:
-                message = f"prompt {position} is empty or has tokens outside the vocabulary"
-                return Refusal(Outcome.INVALID, "invalid_request", message)
-            if len(prompt) > longest:
-                message = f"prompt {position} has {len(prompt)} tokens; at most {longest} fit"
-                return Refusal(Outcome.INVALID, "context_length_exceeded", message)
+        lengths = prompts.lengths()
+        least, most = min(lengths), max(lengths)
+        if least < 1 or sum(lengths) != prompts.total:
+            message = f"prompt {lengths.index(least)} is empty"
+            return Refusal(Outcome.INVALID, "invalid_request", message)
+        if not prompts.all_below(self.limits.vocabulary_size):
+            return Refusal(Outcome.INVALID, "invalid_request", "a prompt has tokens outside the vocabulary")
+        if most > longest:
+            message = f"prompt {lengths.index(most)} has {most} tokens; at most {longest} fit"
+            return Refusal(Outcome.INVALID, "context_length_exceeded", message)
         return None
 
     def _too_large(self, permit: Permit) -> Refusal | None:

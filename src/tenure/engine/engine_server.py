@@ -18,6 +18,7 @@ import logging
 import queue
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import count
 
 import anyio
@@ -242,7 +243,7 @@ class EngineServer:
         number = next(self._numbers)
         self._open[number] = connection.requests[submit.request] = _Open(number, answer, connection, submit)
         self._send(connection, wire.Admitted(request=submit.request))  # before a step occupies the cores
-        self._order(Add(translation.request(number, submit, time.monotonic())))
+        self._order(Add(partial(translation.request, number, submit, time.monotonic())))
 
     def _ask(self, connection: _Connection, submit: wire.Submit) -> Permit | Refusal:
         if not connection.greeted:

@@ -145,8 +145,8 @@ class EngineLoop:
 
     def _obey(self, order: Change) -> list[Request]:
         match order:
-            case Add(request):
-                self._scheduler.add(request)
+            case Add(make):
+                self._scheduler.add(request := make())
                 self._stats.admit(request)
             case Cancel(number, outcome):
                 return self._scheduler.cancel(number, outcome)

@@ -1,9 +1,9 @@
 """What the engine loop and its I/O thread say to each other: orders one way, endings and snapshots the other.
 
-Orders wait in a bounded queue, in the order in which they were given. Everything here is immutable but the request
-of an `Add`: it is handed over, and from then on the loop's thread alone touches it.
+Orders wait in a bounded queue, in the order in which they were given. Everything here is immutable.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -15,7 +15,8 @@ from tenure.wire.messages import EngineFigures, HolderRow
 
 
 class Add(NamedTuple):
-    request: Request
+    make: Callable[[], Request]
+    """Called in the loop's thread: a request of many tokens is not made of its message at once."""
 
 
 class Cancel(NamedTuple):

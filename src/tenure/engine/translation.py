@@ -4,13 +4,14 @@ from tenure.core.admission import Refusal
 from tenure.core.report import Output
 from tenure.core.request import Request, RequestSpec
 from tenure.wire import messages as wire
+from tenure.wire.token_masks import attach
 
 
 def request(number: int, submit: wire.Submit, now: float) -> Request:
     """A request that has just been admitted, under the engine's own number; `now` is on the loop's clock."""
     spec = RequestSpec(
-        submit.prompts,
-        submit.sampling,
+        list(submit.prompts),
+        attach(submit.sampling, submit.masks),
         n=submit.n,
         priority=submit.priority,
         cache_salt=submit.cache_salt,

@@ -5,19 +5,24 @@ from typing import TypeVar
 
 import msgspec
 
+from tenure.config import HttpLimits
 from tenure.http.errors import MAX_ECHO_CHARACTERS, malformed_request
+from tenure.http.json_shape import check_shape
 
 T = TypeVar("T")
 
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`\s*$")
 
 
-def decode_body(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
-    """Decode JSON. Raises a 400 for bytes that are no JSON (NaN and lone surrogates included) or of another shape.
+def decode_body(body: bytes | bytearray, decoder: "msgspec.json.Decoder[T]", limits: HttpLimits) -> T:
+    """Decode JSON. Raises a 400 for what is no UTF-8 or no JSON (NaN and lone surrogates included) or of another shape.
 
-    The depth of the body is bounded before this is called, so the decoder cannot run out of stack.
+    The depth of the body is bounded first, so the decoder cannot run out of stack.
     """
+    check_shape(body, limits)
     try:
+        if not body.isascii():
+            str(body, "utf-8")  # the decoder passes over keys that nobody reads
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         text = str(error)
@@ -26,7 +31,9 @@ def decode_body(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
         path = found["path"] if found else ""
         where = f" at `{path[:MAX_ECHO_CHARACTERS]}`" if path else ""
         raise malformed_request(f"The request body is invalid{where}: {_plain(problem)}.", _field(path)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise malformed_request(f"The request body is not valid JSON: byte {error.start} is not UTF-8.") from None
+    except msgspec.DecodeError as error:
         detail = "incomplete, or with a lone surrogate" if "truncated" in str(error) else _plain(str(error))
         raise malformed_request(f"The request body is not valid JSON: {detail}.") from None
     except RecursionError:

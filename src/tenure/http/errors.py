@@ -7,6 +7,7 @@ that JSON cannot represent is quoted.
 import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -57,6 +58,16 @@ class ApiError(EndingError):
         if self.retry_after is None:
             return self._headers
         return {**self._headers, "retry-after": str(max(1, math.ceil(self.retry_after)))}
+
+    def fields(self) -> dict[str, object]:
+        """What `of` makes the same error of, in another process."""
+        return {**vars(self), "outcome": self.outcome.value}
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "ApiError":
+        """Undo `fields`."""
+        known = {name.removeprefix("_"): value for name, value in fields.items()}
+        return cls(**{**known, "outcome": Outcome(known["outcome"])})
 
     def body(self, dialect: Dialect = Dialect.PLAIN) -> bytes:
         """The JSON envelope."""

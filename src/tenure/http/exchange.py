@@ -19,6 +19,7 @@ import anyio
 from starlette.types import Message, Receive, Scope
 
 from tenure.http.errors import ApiError
+from tenure.http.intake import Body
 from tenure.http.request_head import RequestHead, RequestOptions
 from tenure.outcomes import Outcome
 
@@ -36,14 +37,11 @@ class Stage(Enum):
 class Exchange:
     """The guard's record of one request; see the module's text for who may change what."""
 
-    def __init__(self, head: RequestHead) -> None:
+    def __init__(self, head: RequestHead, body: Body) -> None:
         self.head = head
         self.journal: Any = None
         """What the guard's observer keeps of it; the guard does not look at it."""
-        self.body = b""
-        self.body_bytes = 0
-        """Of the body, as far as it was read."""
-        self.body_complete = False
+        self.body = body
         self.options = RequestOptions()
         self.stage = Stage.OPEN
         self.status = 0
@@ -136,7 +134,7 @@ def replay(exchange: Exchange) -> Receive:
         nonlocal given
         if not given:
             given = True
-            return {"type": "http.request", "body": exchange.body, "more_body": False}
+            return {"type": "http.request", "body": exchange.body.data, "more_body": False}
         await exchange.over.wait()
         return {"type": "http.disconnect"}
 

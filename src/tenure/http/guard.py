@@ -18,13 +18,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import anyio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tenure.config import HttpLimits, KeyRing
-from tenure.http import errors, intake, json_shape
+from tenure.http import errors, intake
 from tenure.http.errors import ApiError
 from tenure.http.exchange import Exchange, Observer, Stage, inner_scope, replay
 from tenure.http.outlet import Outlet
@@ -66,7 +65,7 @@ class Guard:
         self._request_timeout = request_timeout or None
         self._process = process
         self._open: set[Exchange] = set()
-        self._body_bytes = 0
+        self._bodies = intake.BodyBudget(limits.max_open_body_bytes)
         self._watchers = 0
         self._draining: ApiError | None = None
         self._emptied: list[anyio.Event] = []
@@ -74,7 +73,7 @@ class Guard:
     def snapshot(self) -> GuardSnapshot:
         work = sum(exchange.work for exchange in self._open)
         return GuardSnapshot(
-            open=work, watchers=self._watchers, body_bytes=self._body_bytes, draining=self._draining is not None
+            open=work, watchers=self._watchers, body_bytes=self._bodies.held, draining=self._draining is not None
         )
 
     def drain(self, reason: str) -> None:
@@ -103,7 +102,7 @@ class Guard:
         scope = in_origin_form(scope)
         match = self._routes.match(scope["method"], scope["path"])
         connection: Connection | None = scope.get("extensions", {}).get(CONNECTION_KEY)
-        exchange = Exchange(read_head(scope, match, self._process, time.monotonic()))
+        exchange = Exchange(read_head(scope, match, self._process, time.monotonic()), intake.Body(self._bodies))
         outlet = Outlet(exchange, send, connection, self._limits.stall_timeout, self._closes_connections)
         with self._counted(exchange):
             await self._serve(exchange, match, scope, receive, outlet, connection)
@@ -120,7 +119,7 @@ class Guard:
             yield
         finally:
             self._open.remove(exchange)
-            self._body_bytes -= exchange.body_bytes
+            exchange.body.let_go()
             self._observer.closed(exchange)
             exchange.ended.set()
             if not self._open:
@@ -180,18 +179,8 @@ class Guard:
     async def _take_body(self, exchange: Exchange, receive: Receive) -> None:
         if not exchange.head.route.body or exchange.head.asks_options:
             return
-        hold = partial(self._hold, exchange)
-        exchange.body = await intake.read_body(receive, self._limits, hold, exchange.time_left())
-        exchange.body_complete = True
+        await intake.read_body(receive, self._limits, exchange.body, exchange.time_left())
         self._observer.received(exchange)
-        json_shape.check_shape(exchange.body, self._limits)
-
-    def _hold(self, exchange: Exchange, size: int) -> None:
-        """Count `size` bytes of a body until the exchange ends. Raises a 429 beyond `max_open_body_bytes`."""
-        if self._body_bytes + size > self._limits.max_open_body_bytes:
-            raise errors.too_many_bodies(self._limits.max_open_body_bytes)
-        self._body_bytes += size
-        exchange.body_bytes += size
 
     async def _watch_connection(self, exchange: Exchange, connection: Connection) -> None:
         with self._watching():

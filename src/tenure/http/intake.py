@@ -5,7 +5,7 @@ Pure functions over headers and bytes, but for `read_body`. Each raises the `Api
 
 import hmac
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
 import anyio
@@ -107,28 +107,71 @@ def shorter(one: float | None, other: float | None) -> float | None:
     return min((time for time in (one, other) if time is not None), default=None)
 
 
-async def read_body(
-    receive: Receive, limits: HttpLimits, hold: Callable[[int], None], time_left: float | None = None
-) -> bytes:
-    """Return the whole body, bounded in bytes and time; raises `ClientGone` when the client leaves first.
+class BodyBudget:
+    """How many bytes of bodies are held at a time, of all requests."""
 
-    `hold` is called with the size of each part as it arrives, and may raise. `time_left`: seconds to the deadline.
+    def __init__(self, limit: int) -> None:
+        self.held = 0
+        self._limit = limit
+
+    def take(self, size: int) -> None:
+        if self.held + size > self._limit:
+            raise errors.too_many_bodies(self._limit)
+        self.held += size
+
+
+class Body:
+    """What has come of the body of one request, which counts against the budget until it is let go of."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self.parts: list[bytes] = []
+        """As they came: to put a large body together would hold up others."""
+        self.size = 0
+        """Also after it was let go of."""
+        self.complete = False
+        self._held = 0
+        self._budget = budget
+
+    @property
+    def data(self) -> bytes:
+        """All that is here, in one piece."""
+        return b"".join(self.parts)
+
+    def add(self, part: bytes) -> None:
+        self._budget.take(len(part))
+        self.parts.append(part)
+        self.size += len(part)
+        self._held += len(part)
+
+    def let_go(self) -> None:
+        """Nobody needs its bytes any more."""
+        self._budget.held -= self._held
+        self._held = 0
+        self.parts = []
+
+    def hand_out(self) -> Iterator[bytes]:
+        """The parts, of which none is kept here; they count until they are let go of."""
+        self.parts.reverse()
+        while self.parts:
+            yield self.parts.pop()
+
+
+async def read_body(receive: Receive, limits: HttpLimits, body: Body, time_left: float | None = None) -> None:
+    """Take in the whole body, bounded in bytes and time; raises `ClientGone` when the client leaves first.
+
+    `time_left`: until the request must be over.
     """
-    chunks = bytearray()
     with anyio.move_on_after(shorter(limits.body_timeout, time_left)) as scope:
-        while True:
+        while not body.complete:
             message = await receive()
             if message["type"] != "http.request":
                 raise ClientGone
             part = message.get("body", b"")
-            if len(chunks) + len(part) > limits.max_body_bytes:
+            if body.size + len(part) > limits.max_body_bytes:
                 raise errors.request_too_large(limits.max_body_bytes)
-            hold(len(part))
-            chunks += part
-            if not message.get("more_body", False):
-                break
+            body.add(part)
+            body.complete = not message.get("more_body", False)
     if scope.cancelled_caught and time_left is not None and time_left < limits.body_timeout:
         raise errors.out_of_time()
     if scope.cancelled_caught:
         raise errors.request_timeout(f"The request body was not complete within {limits.body_timeout:g} seconds.")
-    return bytes(chunks)

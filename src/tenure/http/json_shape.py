@@ -21,8 +21,8 @@ _PIECE = 1 << 20
 """How much is looked at in one go: little enough for the second-level cache, and to be soon done with a bad body."""
 
 
-def check_shape(body: bytes, limits: HttpLimits) -> None:
-    """Raise a 400 for JSON that nests too deep (the decoder recurses) or has too many items (the decoder blocks).
+def check_shape(body: bytes | bytearray, limits: HttpLimits) -> None:
+    """Refuse JSON that nests too deep, as the decoder recurses, or has so many items that it would hold up others.
 
     An array or an object counts as `CONTAINER` items, as it takes so much more memory than its text.
     """
@@ -48,8 +48,8 @@ class JsonShape(NamedTuple):
     commas: int = 0
 
 
-def json_shapes(body: bytes) -> Iterator[JsonShape]:
-    """Yield the shape of ever longer prefixes, up to the whole text. Linear in time; strings are skipped.
+def json_shapes(body: bytes | bytearray) -> Iterator[JsonShape]:
+    """The shape of a text up to here, again and again, up to its end; linear, without recursion, strings apart.
 
     For a text that is not JSON it is exact up to the first wrong byte, which is as far as a decoder gets. Escaped
     quotes are removed first: within a string, pairs of backslashes from the left, then a backslash with its quote.

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 import anyio
+import anyio.lowlevel
 from starlette.types import Message, Send
 
 from tenure.http import errors
@@ -105,7 +106,7 @@ class Outlet:
     def _body_unread(self) -> bool:
         headers = self._exchange.head.headers
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        return has_body and not self._exchange.body_complete
+        return has_body and not self._exchange.body.complete
 
     def _left(self) -> bool:
         return self._connection is not None and self._connection.closed.is_set()
@@ -113,6 +114,8 @@ class Outlet:
     async def _write(self, message: Message) -> None:
         with anyio.move_on_after(self._stall_timeout) as scope:
             await self._send(message)
+            if len(message.get("body", b"")) >= _PART_BYTES:
+                await anyio.lowlevel.checkpoint()  # a client that reads fast lets nobody else have a turn
         if scope.cancelled_caught:
             stalled = errors.client_stalled()
             self._exchange.fail(stalled)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from tenure.http.errors import Dialect
 
@@ -42,18 +42,30 @@ class Route:
     work: bool = False
     """Counted: arrivals, outcomes, load, and a line in the access log."""
     open_without_key: bool = False
-    body: bool = False
-    """Takes a JSON body: media type, size, nesting and time are checked before the handler runs."""
+    reader: Callable[..., Any] | None = None
+    """What reads its JSON body, if it takes one: media type, size and time are checked before the handler runs."""
     dialect: Dialect = Dialect.PLAIN
     """Format of its error bodies, those of the guard included."""
     about: Description | None = None
 
+    @property
+    def body(self) -> bool:
+        return self.reader is not None
+
+
+class ReadingHandler(Protocol):
+    """A handler that has the reader of its bodies with it."""
+
+    async def __call__(self, call: Any, /) -> None: ...
+
+    def read(self, body: bytes | bytearray, reading: Any, /) -> object: ...
+
 
 def work_route(
-    path: str, handler: Handler, id_prefix: str, about: Description, dialect: Dialect = Dialect.PLAIN
+    path: str, handler: ReadingHandler, id_prefix: str, about: Description, dialect: Dialect = Dialect.PLAIN
 ) -> Route:
     """The row of a route whose requests are work."""
-    return Route(path, ("POST",), handler, id_prefix, work=True, body=True, dialect=dialect, about=about)
+    return Route(path, ("POST",), handler, id_prefix, work=True, reader=handler.read, dialect=dialect, about=about)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,10 @@ class RequestObserver:
     def received(self, exchange: Exchange) -> None:
         """Show the body, which holds what the caller wrote, only where that is wanted."""
         if self._log_bodies and exchange.work:
-            body = exchange.body.decode(errors="replace")
-            shown = body[: self._log_bodies] + ("..." if len(body) > self._log_bodies else "")
+            most = 4 * self._log_bodies  # a character has 4 bytes at most
+            start = b"".join(part[:most] for part in exchange.body.parts[:most])[:most].decode(errors="replace")
+            more = len(start) > self._log_bodies or exchange.body.size > most
+            shown = start[: self._log_bodies] + ("..." if more else "")
             head = exchange.head
             access_logger.info(
                 "request %s received: %s",

@@ -15,28 +15,23 @@ import anyio.to_thread
 
 T = TypeVar("T")
 
-_LARGE = 1 << 20
-"""Bytes of a body."""
 _THREADS = 8
-_THREADS_FOR_LARGE = 2
 
 
 class Workers:
-    """The worker threads of an API process. Those who read large bodies share two, and delay none of the others."""
+    """The worker threads of an API process."""
 
     def __init__(self) -> None:
         self._threads = anyio.CapacityLimiter(_THREADS)
-        self._threads_for_large = anyio.CapacityLimiter(_THREADS_FOR_LARGE)
 
-    async def run_if_long(self, work: Callable[[], T], size: int, threshold: int, *, body_size: int = 0) -> T:
+    async def run_if_long(self, work: Callable[[], T], size: int, threshold: int) -> T:
         """Run `work` here, or in a worker thread when `size` is so large that the event loop would stall.
 
-        `size`: what is to be read or written, in bytes or characters, roughly. `body_size`: of a body that is read.
+        `size`: what is to be read or written, in bytes or characters, roughly.
         """
         if size <= threshold:
             return work()
-        limiter = self._threads if body_size <= _LARGE else self._threads_for_large
-        return await anyio.to_thread.run_sync(work, limiter=limiter)
+        return await anyio.to_thread.run_sync(work, limiter=self._threads)
 
 
 def stop_if_cancelled() -> None:

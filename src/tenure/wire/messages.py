@@ -12,6 +12,8 @@ from msgspec import UNSET, UnsetType
 from tenure.outcomes import FinishReason, Outcome
 from tenure.pooling import Pooled, PoolingParams
 from tenure.sampling import SamplingParams, TokenLogprobs
+from tenure.token_lists import TokenLists
+from tenure.wire.token_masks import TokenMasks
 
 PROTOCOL_VERSION = 1
 
@@ -42,7 +44,7 @@ class Submit(Message, frozen=True):
     request: int
     public_id: str
     """The id in the response, such as `chatcmpl-5f0c...`; made by the server."""
-    prompts: list[list[int]]
+    prompts: TokenLists
     sampling: SamplingParams
     n: int = 1
     label: str = ""
@@ -59,6 +61,8 @@ class Submit(Message, frozen=True):
     """Seconds within which it must be over."""
     unattended: list[int] = []
     """Per prompt, how many of its last tokens no token attends to; empty when all are attended to."""
+    masks: TokenMasks | None = None
+    """What `sampling` would have of long lists of tokens."""
 
 
 class Cancel(Message, frozen=True):

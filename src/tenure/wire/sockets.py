@@ -42,7 +42,7 @@ class SocketStream(ByteStream):
                     raise anyio.EndOfStream
                 return data
 
-    async def send(self, item: bytes) -> None:
+    async def send(self, item: bytes | memoryview) -> None:
         await anyio.lowlevel.checkpoint()
         with memoryview(item) as view:
             sent = 0

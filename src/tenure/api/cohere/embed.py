@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tenure.api.common.fields import Integer
+from tenure.api.common.json_parts import ENCODER, Part
 from tenure.api.common.pooling_fields import PoolingFields, Shared, check_shared
 from tenure.api.common.pooling_job import Vectors
 from tenure.api.common.pooling_plan import (
@@ -24,11 +25,10 @@ from tenure.api.common.pooling_plan import (
     longest_input,
     pooled_plan,
 )
+from tenure.api.common.reading import Reading, SelectedModel
 from tenure.api.common.reply import ReplyHead
-from tenure.api.common.selection import SelectedModel
-from tenure.api.common.vector_json import ENCODER, vector_base64, vector_bits, vector_numbers
+from tenure.api.common.vector_json import vector_base64, vector_bits, vector_numbers
 from tenure.checkpoints.profile import DOCUMENT_PROMPTS, QUERY_PROMPTS, ModelProfile
-from tenure.config import ApiSettings
 from tenure.http.errors import echo, invalid_request
 from tenure.http.routes import Description, work_route
 from tenure.pooling import PoolingParams, PoolingTask
@@ -123,31 +123,45 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """How sentence-transformers' models call the prompts for these uses."""
 
 
-def _v2_plan(
-    request: EmbedRequest, selected: SelectedModel, settings: ApiSettings, priority: str | None
-) -> PoolingPlan:
+class EmbedForm(msgspec.Struct, frozen=True):
+    """How these routes answer. The texts are attached, as JSON."""
+
+    version: str
+    types: tuple[EmbeddingType, ...]
+    plain: bool
+    """A list of vectors, and not one for each type."""
+
+    def reply(self, head: ReplyHead, vectors: Sequence[Vectors], tokens: int, attached: Sequence[Part]) -> object:
+        meta = EmbedMeta(api_version=ApiVersion(self.version), billed_units=BilledUnits(input_tokens=tokens))
+        texts: Any = [iter([text]) for text in attached]
+        if self.plain:
+            floats = _written(vectors, EmbeddingType.FLOAT)
+            return EmbedV1Reply(
+                id=head.id, embeddings=floats, texts=texts, meta=meta, response_type="embeddings_floats"
+            )
+        found = EmbeddingsByType(**{kind.field: _written(vectors, kind) for kind in self.types})
+        return EmbedReply(id=head.id, embeddings=found, texts=texts, meta=meta)
+
+
+def _v2_plan(request: EmbedRequest, selected: SelectedModel, reading: Reading) -> PoolingPlan[EmbedForm]:
     """`POST /v2/embed`."""
-    return _plan(request, selected, settings, priority, version="2")
+    return _plan(request, selected, reading, version="2")
 
 
-def _v1_plan(
-    request: EmbedRequest, selected: SelectedModel, settings: ApiSettings, priority: str | None
-) -> PoolingPlan:
+def _v1_plan(request: EmbedRequest, selected: SelectedModel, reading: Reading) -> PoolingPlan[EmbedForm]:
     """`POST /v1/embed`."""
-    return _plan(request, selected, settings, priority, version="1")
+    return _plan(request, selected, reading, version="1")
 
 
-def _plan(
-    request: EmbedRequest, selected: SelectedModel, settings: ApiSettings, priority: str | None, *, version: str
-) -> PoolingPlan:
+def _plan(request: EmbedRequest, selected: SelectedModel, reading: Reading, *, version: str) -> PoolingPlan[EmbedForm]:
     model, profile = selected.text, selected.text.profile
-    shared = check_shared(request, selected, settings, priority)
-    param, texts = _texts(request, settings.max_inputs)
+    shared = check_shared(request, selected, reading)
+    param, texts = _texts(request, reading.settings.max_inputs)
     types = _embedding_types(request.embedding_types)
     dimensions = check_dimensions(request.output_dimension, profile, "output_dimension")
     if any(kind.packed for kind in types) and (dimensions or profile.embedding_size) % 8:
         raise invalid_request("`binary` and `ubinary` need a size that is a multiple of 8.", "embedding_types")
-    truncation, longest = _length(request, shared, selected.text_window, longest_input(selected, settings))
+    truncation, longest = _length(request, shared, selected.text_window, longest_input(selected, reading.settings))
     rules = TextRules(
         model=model,
         vocabulary_size=selected.window.vocabulary_size,
@@ -156,20 +170,10 @@ def _plan(
         prompt=_prompt(request.input_type, profile),
     )
     inputs = tokenise_inputs(texts, rules, param)
-    plain = version == "1" and request.embedding_types is None
-
-    def write(head: ReplyHead, vectors: Sequence[Vectors], tokens: int) -> bytes:
-        meta = EmbedMeta(api_version=ApiVersion(version), billed_units=BilledUnits(input_tokens=tokens))
-        if plain:
-            floats = _floats(vectors)
-            return ENCODER.encode(
-                EmbedV1Reply(id=head.id, embeddings=floats, texts=texts, meta=meta, response_type="embeddings_floats")
-            )
-        found = EmbeddingsByType(**{kind.field: _written(vectors, kind) for kind in types})
-        return ENCODER.encode(EmbedReply(id=head.id, embeddings=found, texts=texts, meta=meta))
-
+    form = EmbedForm(version, types, plain=version == "1" and request.embedding_types is None)
+    reading.attached += map(ENCODER.encode, texts)
     params = PoolingParams(task=PoolingTask.EMBED, activation=shared.activation, dimensions=dimensions)
-    return pooled_plan(inputs, params, selected, shared, write, param)
+    return pooled_plan(inputs, params, selected, shared, form, param)
 
 
 def _texts(request: EmbedRequest, most: int) -> tuple[str, list[str]]:
@@ -246,21 +250,21 @@ def _prompt(input_type: str | None, profile: ModelProfile) -> str:
 def _written(vectors: Sequence[Vectors], kind: EmbeddingType) -> Any:
     match kind:
         case EmbeddingType.FLOAT:
-            return _floats(vectors)
+            return [vector_numbers(vector) for vector in vectors]
         case EmbeddingType.BASE64:
             return [vector_base64(vector) for vector in vectors]
         case EmbeddingType.BINARY | EmbeddingType.UBINARY:
             return [vector_bits(vector, signed=kind is EmbeddingType.BINARY) for vector in vectors]
 
 
-def _floats(vectors: Sequence[Vectors]) -> Any:
-    return [vector_numbers(vector) for vector in vectors]
-
-
 _V1 = Description("Embed texts, as Cohere's first API does.", EmbedRequest, EmbedV1Reply)
 _V2 = Description("Embed texts, as Cohere's API does.", EmbedRequest, EmbedReply)
 
 ROUTES = (
-    work_route("/v1/embed", PoolingHandler(msgspec.json.Decoder(EmbedRequest), embeds, _v1_plan), "embd-", _V1),
-    work_route("/v2/embed", PoolingHandler(msgspec.json.Decoder(EmbedRequest), embeds, _v2_plan), "embd-", _V2),
+    work_route(
+        "/v1/embed", PoolingHandler(msgspec.json.Decoder(EmbedRequest), embeds, _v1_plan, EmbedForm), "embd-", _V1
+    ),
+    work_route(
+        "/v2/embed", PoolingHandler(msgspec.json.Decoder(EmbedRequest), embeds, _v2_plan, EmbedForm), "embd-", _V2
+    ),
 )

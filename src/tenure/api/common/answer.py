@@ -16,7 +16,7 @@ from tenure.api.common.job import Job
 from tenure.api.common.reply import StopReason, Usage
 from tenure.outcomes import FinishReason
 from tenure.sampling import TokenLogprobs
-from tenure.text.detokenizer import Delta, ItemText
+from tenure.text.detokenizer import Delta, ItemText, TokenBytes
 from tenure.wire.messages import ItemOutput
 
 
@@ -49,9 +49,10 @@ class _UnfinishedItem:
 class Answer:
     """The items of one job. See the module's docstring."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, tokenizer: TokenBytes) -> None:
         self.unfinished = job.items
         self._job = job
+        self._tokenizer = tokenizer
         self._interval = job.stream_interval if job.stream else 1
         self._unfinished: dict[int, _UnfinishedItem] = {}
         self._finished: set[int] = set()
@@ -64,8 +65,7 @@ class Answer:
             return None
         item = self._unfinished.get(output.index)
         if item is None:
-            text = ItemText(self._job.model.tokenizer, self._job.text)
-            item = self._unfinished[output.index] = _UnfinishedItem(text)
+            item = self._unfinished[output.index] = _UnfinishedItem(ItemText(self._tokenizer, self._job.text))
         item.tokens += output.tokens
         item.logprobs += output.logprobs or ()
         if output.prompt_logprobs is not None:

@@ -1,6 +1,7 @@
 """The argument of every handler: one HTTP request, complete and checked, and the methods that answer it."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -10,15 +11,17 @@ from starlette.datastructures import Headers
 from starlette.types import Send
 
 from tenure.api.common.context import AppContext
-from tenure.client import GenerationFailed, GenerationHandle, ModelNotFound, ModelNotSupported, Opener, Refusal
+from tenure.api.common.json_parts import Part, joined, json_parts
+from tenure.api.common.reading import Circumstances, Offer, Reading, translate
+from tenure.client import EngineClient, GenerationHandle, Opener
 from tenure.config import HttpLimits
-from tenure.errors import CallerError
 from tenure.http import errors
 from tenure.http.errors import ApiError
 from tenure.http.event_stream import EventStream
 from tenure.http.exchange import Exchange, Stage
 from tenure.http.request_head import RequestOptions
 from tenure.observe.journal import Journal
+from tenure.prompts.token_prompts import Window, window_of
 from tenure.wire.messages import Submit
 
 T = TypeVar("T")
@@ -27,11 +30,13 @@ T = TypeVar("T")
 class Call:
     """One HTTP request inside the guard. A handler answers once: `respond`, `respond_json` or `event_stream`.
 
-    To refuse, a handler raises `ApiError`, or an error of a lower layer that `_translate` maps to one.
+    To refuse, a handler raises `ApiError`, or an error of a lower layer that `translate` knows.
     """
 
     def __init__(self, exchange: Exchange, context: AppContext, send: Send, limits: HttpLimits) -> None:
         self.context = context
+        self.attached: Sequence[Part] = ()
+        """What belongs to the plan that was read."""
         self._exchange = exchange
         self._journal: Journal = exchange.journal
         self._send = send
@@ -52,8 +57,8 @@ class Call:
 
     @property
     def body(self) -> bytes:
-        """Complete and bounded; empty on a route that takes none."""
-        return self._exchange.body
+        """Complete and bounded; empty on a route that takes none, and once it has been decoded."""
+        return self._exchange.body.data
 
     @property
     def request_id(self) -> str:
@@ -71,11 +76,6 @@ class Call:
         return self._exchange.options
 
     @property
-    def priority(self) -> str | None:
-        """The header `X-Vllm-Priority`, unchecked."""
-        return self.headers.get("x-vllm-priority")
-
-    @property
     def model(self) -> str:
         """The served name under which the request is counted; set it as soon as it is known."""
         return self._journal.model
@@ -84,33 +84,75 @@ class Call:
     def model(self, name: str) -> None:
         self._journal.model = name
 
-    async def compute(self, work: Callable[[], T], size: int | None = None) -> T:
-        """Run `work` on an input of this size, by default the body's: in a thread if it is long.
+    async def read(self, kind: type[T]) -> T:
+        """The plan, of this kind, that the route's reader makes of the body; the body is let go of once it is decoded.
+
+        Raises what the reader does, and ApiError when the request's time is up meanwhile.
+        """
+        context, body, reader = self.context, self._exchange.body, self._exchange.head.route.reader
+        assert reader is not None
+        loop = asyncio.get_running_loop()
+
+        def decoded() -> None:
+            loop.call_soon_threadsafe(body.let_go)
+
+        reading = Reading(context.texts, context.settings, self._limits, self._circumstances(), decoded)
+        try:
+            with anyio.move_on_after(self._exchange.time_left()):
+                plan, self.attached = await context.readers.read(reader, body, reading, kind)
+                return plan
+        finally:
+            self.model = reading.model
+            for name in reading.ignored:
+                context.notices.ignored_field(name)
+        raise errors.out_of_time()
+
+    def _circumstances(self) -> Circumstances:
+        offers = [
+            Offer(served.names, served.tasks, tuple(map(_window, served.engines)))
+            for served in self.context.fleet.models
+        ]
+        return Circumstances(self.route, tuple(offers), self.options.rank, self.headers.get("x-vllm-priority"))
+
+    def engine(self, model: str) -> Opener:
+        """All engines of the model that a reader chose, unless the request demands one of them."""
+        served, rank = self.context.fleet[model], self.options.rank
+        return served if rank is None else served.engines[rank]
+
+    async def compute(self, work: Callable[[], T], size: int) -> T:
+        """Run `work` on an input of this size, in a thread if it is long.
 
         Raises ApiError when the request's time is up meanwhile.
         """
-        read = len(self.body) if size is None else 0
         workers, threshold = self.context.workers, self.context.settings.thread_above
         with anyio.move_on_after(self._exchange.time_left()):
-            return await workers.run_if_long(work, size or read, threshold, body_size=read)
+            return await workers.run_if_long(work, size, threshold)
         raise errors.out_of_time()
 
     async def respond(
         self,
         status: int,
-        content: bytes,
+        *content: Part,
         media_type: str = "application/json",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Send a whole response; raises ApiError when the request has failed meanwhile."""
+        """Send a whole response, in parts; raises ApiError when the request has failed meanwhile."""
         self._exchange.check()
         await self._whole(status, content, media_type, headers)
 
-    async def _whole(self, status: int, content: bytes, media_type: str, headers: Mapping[str, str] | None) -> None:
-        given = {"content-type": media_type, "content-length": str(len(content)), **(headers or {})}
+    async def _whole(
+        self, status: int, content: Sequence[Part], media_type: str, headers: Mapping[str, str] | None
+    ) -> None:
+        given = {"content-type": media_type, "content-length": str(sum(map(len, content))), **(headers or {})}
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in given.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
-        await self._send({"type": "http.response.body", "body": content, "more_body": False})
+        for number, part in enumerate(content, 1):
+            more = number < len(content)
+            await self._send({"type": "http.response.body", "body": part, "more_body": more})
+
+    async def respond_long(self, make: Callable[[], object], size: int) -> None:
+        """Send what `make` makes, as `json_parts` writes it: it is of this size, roughly."""
+        await self.respond(200, *await self.compute(lambda: joined(json_parts(make())), size))
 
     async def respond_json(self, value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         """Send a msgspec-encodable value."""
@@ -119,7 +161,7 @@ class Call:
     async def respond_error(self, error: ApiError) -> None:
         """Send an error envelope. Handlers raise instead."""
         body = error.body(self._exchange.head.route.dialect)
-        await self._whole(error.status, body, "application/json", error.headers)
+        await self._whole(error.status, [body], "application/json", error.headers)
 
     def explain(self, exc: Exception) -> ApiError:
         """Return the error to answer with; for a bug `internal_error`, without details."""
@@ -127,7 +169,7 @@ class Call:
             causes = [self.explain(inner) for inner in exc.exceptions if isinstance(inner, Exception)]
             bugs = [cause for cause in causes if cause.code == "internal_error"]
             return (bugs or causes)[0]
-        known = exc if isinstance(exc, ApiError) else _translate(exc)
+        known = exc if isinstance(exc, ApiError) else translate(exc)
         return errors.internal_error() if known is None else known
 
     @asynccontextmanager
@@ -182,18 +224,5 @@ class Call:
                     group.cancel_scope.cancel()
 
 
-def _translate(exc: Exception) -> ApiError | None:
-    """Return the error to answer with; None when `exc` is a bug of the server."""
-    match exc:
-        case Refusal():
-            return errors.from_outcome(exc.outcome, exc.message, code=exc.code, retry_after=exc.retry_after)
-        case GenerationFailed():
-            return errors.from_outcome(exc.outcome, exc.message)
-        case ModelNotFound():
-            return errors.model_not_found(exc.name, exc.names)
-        case ModelNotSupported():
-            return errors.model_not_supported(exc.name, exc.tasks)
-        case CallerError():
-            return errors.invalid_request(str(exc))
-        case _:
-            return None
+def _window(engine: EngineClient) -> Window | None:
+    return None if engine.card is None else window_of(engine.card)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from tenure.api.common.reading import Readers
 from tenure.client import EndNamed, Fleet, no_requests
 from tenure.config import ApiSettings
 from tenure.observe.counters import CountersSnapshot
@@ -44,10 +45,14 @@ class AppContext:
     """Whether the whole server, all its API processes and engines, has ever been ready."""
     draining: Callable[[], bool] = lambda: False
     notices: Notices = field(default_factory=Notices)
-    workers: Workers = field(default_factory=Workers)
+    readers: Readers = field(default_factory=Readers)
     process: str = "00000000"
     """The name of this API process in the ids of its requests."""
     end_named: EndNamed = no_requests
     """Ends the named requests of this process alone."""
     document: bytes = b""
     """The OpenAPI document; `api.app` fills it in."""
+
+    @property
+    def workers(self) -> Workers:
+        return self.readers.workers

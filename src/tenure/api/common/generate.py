@@ -9,7 +9,8 @@ from tenure.api.common.answer import Answer, ItemAnswer, Piece
 from tenure.api.common.call import Call
 from tenure.api.common.job import Job
 from tenure.api.common.reply import ReplyHead, Usage, fingerprint
-from tenure.client import EndOfGeneration, GenerationHandle, Opener
+from tenure.client import EndOfGeneration, GenerationHandle
+from tenure.text.tokenizer import Tokenizer
 from tenure.wire.messages import ItemOutput
 
 _CHARACTERS_PER_LOGPROB = 64
@@ -27,16 +28,16 @@ class Chunks(Protocol):
 class Format:
     """How a route writes its answers."""
 
-    chunks: Callable[[Job, ReplyHead, Callable[[], Usage]], Chunks]
-    """The last argument returns the usage so far."""
-    body: Callable[[Job, ReplyHead, Sequence[ItemAnswer], Usage], bytes]
+    chunks: Callable[[Job, Tokenizer, ReplyHead, Callable[[], Usage]], Chunks]
+    """The last argument tells the tokens so far."""
+    body: Callable[[Job, Tokenizer, ReplyHead, Sequence[ItemAnswer], Usage], object]
 
 
-async def run_job(call: Call, engine: Opener, job: Job, form: Format) -> None:
-    """Run `job` on `engine` and answer `call`. A refusal is raised before anything is sent."""
+async def run_job(call: Call, job: Job, form: Format) -> None:
+    """Answer `call` with what an engine makes of `job`. A refusal is raised before anything is sent."""
     version = call.context.settings.version
-    head = ReplyHead(call.request_id, int(time.time()), job.model.name, fingerprint(version))
-    async with call.generation(engine, job.submit(head.id, call.label)) as handle:
+    head = ReplyHead(call.request_id, int(time.time()), job.model, fingerprint(version))
+    async with call.generation(call.engine(job.model), job.submit(head.id, call.label)) as handle:
         if job.stream:
             await _stream(call, handle, job, head, form)
         else:
@@ -44,8 +45,9 @@ async def run_job(call: Call, engine: Opener, job: Job, form: Format) -> None:
 
 
 async def _stream(call: Call, handle: GenerationHandle, job: Job, head: ReplyHead, form: Format) -> None:
-    answer = Answer(job)
-    chunks = form.chunks(job, head, answer.usage)
+    tokenizer = call.context.texts[job.model].tokenizer
+    answer = Answer(job, tokenizer)
+    chunks = form.chunks(job, tokenizer, head, answer.usage)
     async with call.event_stream() as stream:
 
         async def send(events: Iterator[bytes]) -> None:
@@ -65,14 +67,14 @@ async def _stream(call: Call, handle: GenerationHandle, job: Job, head: ReplyHea
 
 
 async def _answer_whole(call: Call, handle: GenerationHandle, job: Job, head: ReplyHead, form: Format) -> None:
-    answer = Answer(job)
+    tokenizer = call.context.texts[job.model].tokenizer
+    answer = Answer(job, tokenizer)
     records = [ItemAnswer() for _ in range(job.items)]
     while (outputs := await _receive(handle)) is not None:
         for piece in _pieces(handle, answer, outputs):
             records[piece.index].add(piece)
     _check_complete(answer)
-    body = await call.compute(lambda: form.body(job, head, records, answer.usage()), _size(job, records))
-    await call.respond(200, body)
+    await call.respond_long(lambda: form.body(job, tokenizer, head, records, answer.usage()), _size(job, records))
 
 
 def _pieces(handle: GenerationHandle, answer: Answer, outputs: Sequence[ItemOutput]) -> Iterator[Piece]:

@@ -1,12 +1,12 @@
 """A validated generation request: everything that the engine, the text assembler and the response builders need."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tenure.prompts.text_model import TextModel
-from tenure.sampling import SamplingParams
 from tenure.text.detokenizer import TextOptions
+from tenure.token_lists import TokenLists
 from tenure.wire.messages import Submit
+from tenure.wire.token_masks import PackedSampling
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,14 @@ class ReportOptions:
 class Job:
     """Items are numbered prompt * n + choice."""
 
-    model: TextModel
+    model: str
+    """Its first served name."""
     n: int
     text: TextOptions
     report: ReportOptions
     stream: bool
-    sampling: SamplingParams
-    prompts: Sequence[list[int]] = ()
+    sampling: PackedSampling
+    prompts: TokenLists = field(default_factory=TokenLists)
     prompt_texts: Sequence[str] = ()
     """One per prompt; empty unless the response shows them."""
     stream_interval: int = 1
@@ -55,15 +56,16 @@ class Job:
     @property
     def prompt_tokens(self) -> int:
         """Each prompt counts once."""
-        return sum(len(prompt) for prompt in self.prompts)
+        return self.prompts.total
 
     def submit(self, public_id: str, label: str) -> Submit:
         """The message for the engine; the client sets the request number."""
         return Submit(
             request=0,
             public_id=public_id,
-            prompts=list(self.prompts),
-            sampling=self.sampling,
+            prompts=self.prompts,
+            sampling=self.sampling.params,
+            masks=self.sampling.masks,
             n=self.n,
             label=label,
             priority=self.priority,

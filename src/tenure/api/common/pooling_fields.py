@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 
 from tenure.api.common.fields import Integer
+from tenure.api.common.reading import Reading, SelectedModel
 from tenure.api.common.sampling_rules import check_cache_salt, check_priority
-from tenure.api.common.selection import SelectedModel
-from tenure.config import ApiSettings
 from tenure.http.errors import invalid_request
 from tenure.prompts.ranges import RANGES, check_number
 from tenure.prompts.token_prompts import Truncation, check_truncation
@@ -51,10 +50,9 @@ class Shared:
     cache_salt: str
 
 
-def check_shared(
-    request: PoolingFields, selected: SelectedModel, settings: ApiSettings, priority: str | None
-) -> Shared:
-    """Check them; `priority` is the header `X-Vllm-Priority`. Raises a 400."""
+def check_shared(request: PoolingFields, selected: SelectedModel, reading: Reading) -> Shared:
+    """Raises a 400."""
+    settings = reading.settings
     if request.normalize is not None:
         raise invalid_request("`normalize` is not a field of this server; use `use_activation`.", "normalize")
     if request.padding not in (None, "do_not_pad"):
@@ -78,6 +76,6 @@ def check_shared(
     return Shared(
         truncation=truncation,
         activation=request.use_activation is not False,
-        priority=check_priority(numbers, priority, settings),
+        priority=check_priority(numbers, reading.circumstances.priority, settings),
         cache_salt=check_cache_salt(request.cache_salt),
     )

@@ -5,18 +5,18 @@ scope is left.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tenure.api.common.call import Call
-from tenure.client import EndOfGeneration, Opener
+from tenure.client import EndOfGeneration
 from tenure.http.errors import internal_error
 from tenure.pooling import Pooled, PoolingParams
-from tenure.prompts.text_model import TextModel
 from tenure.sampling import SamplingParams
+from tenure.token_lists import TokenLists
 from tenure.wire.messages import Submit
 
 Vectors = npt.NDArray[np.float32]
@@ -24,12 +24,12 @@ _THREAD_ABOVE = 1 << 18
 """Bytes of vectors from which the work on them leaves the event loop."""
 
 
-@dataclass(frozen=True)
-class PoolingJob:
-    """Everything that the engine needs, fully validated."""
+class PoolingJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the engine needs; nothing later can find fault with it."""
 
-    model: TextModel
-    prompts: Sequence[list[int]]
+    model: str
+    """Its first served name."""
+    prompts: TokenLists
     """Token ids with the special tokens; none is empty or too long."""
     params: PoolingParams
     segments: Sequence[int] = ()
@@ -39,16 +39,12 @@ class PoolingJob:
     priority: int = 0
     cache_salt: str = ""
 
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(map(len, self.prompts))
-
     def submit(self, public_id: str, label: str) -> Submit:
         """The message for the engine; the client sets the request number."""
         return Submit(
             request=0,
             public_id=public_id,
-            prompts=list(self.prompts),
+            prompts=self.prompts,
             sampling=SamplingParams(max_tokens=0),
             label=label,
             priority=self.priority,
@@ -59,17 +55,15 @@ class PoolingJob:
         )
 
 
-async def run_pooling(call: Call, engine: Opener, job: PoolingJob, public_id: str) -> list[Vectors]:
-    """Return the vectors of each prompt, in order. Raises as `feed_pooled`."""
+async def run_pooling(call: Call, job: PoolingJob, public_id: str) -> list[Vectors]:
+    """Return what the engine makes of each prompt, in order. Raises as `feed_pooled`."""
     found: dict[int, Vectors] = {}
-    await feed_pooled(call, engine, job, public_id, found.__setitem__)
+    await feed_pooled(call, job, public_id, found.__setitem__)
     return [found[index] for index in range(len(job.prompts))]
 
 
-async def feed_pooled(
-    call: Call, engine: Opener, job: PoolingJob, public_id: str, take: Callable[[int, Vectors], None]
-) -> None:
-    """Call `take(prompt number, vectors)` for each prompt as its answer arrives, in any order.
+async def feed_pooled(call: Call, job: PoolingJob, public_id: str, take: Callable[[int, Vectors], None]) -> None:
+    """Give `take` what the engine makes of each prompt, by its number, as soon as it comes and in any order.
 
     Vectors are (width,), or (tokens, width) where the task asks for that. All numbers are finite: what is not is a 500.
     `take` may be called in another thread, one call at a time. Raises what the engine client raises for a refusal or
@@ -81,7 +75,7 @@ async def feed_pooled(
         for index, pooled in answers:
             take(index, _vectors(pooled, job))
 
-    async with call.generation(engine, job.submit(public_id, call.label)) as handle:
+    async with call.generation(call.engine(job.model), job.submit(public_id, call.label)) as handle:
         try:
             while True:
                 outputs = await handle.receive()

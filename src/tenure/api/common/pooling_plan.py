@@ -3,40 +3,50 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from tenure.api.common.call import Call
+from tenure.api.common.json_parts import Part
 from tenure.api.common.long_inputs import chunked, merged
 from tenure.api.common.pooling_fields import PoolingFields, Shared
 from tenure.api.common.pooling_job import PoolingJob, Vectors, run_pooling
+from tenure.api.common.reading import Reading, SelectedModel
 from tenure.api.common.reply import ReplyHead, fingerprint
-from tenure.api.common.selection import SelectedModel, select_model
 from tenure.checkpoints.profile import ModelProfile
 from tenure.config import ApiSettings
-from tenure.http.decoding import decode_body
 from tenure.http.errors import invalid_request
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.prompts.ranges import RANGES, check_number
 from tenure.prompts.text_inputs import TokenizedInput
+from tenure.token_lists import TokenLists
 
-Write = Callable[[ReplyHead, Sequence[Vectors]], bytes]
+
+class Form(Protocol):
+    """How a route answers: a value, since plans may be made in another process."""
+
+    def reply(self, head: ReplyHead, vectors: Sequence[Vectors], tokens: int, attached: Sequence[Part], /) -> object:
+        """The reply, for `json_parts`. `tokens` were read."""
+        ...
 
 
-@dataclass(frozen=True)
-class PoolingPlan:
-    """A request for vectors. `write` makes the body from one vector (or matrix) for each input."""
+FormT = TypeVar("FormT", bound=Form)
+
+
+class PoolingPlan(msgspec.Struct, Generic[FormT], frozen=True):
+    """A request for vectors. `form` says how the one vector (or matrix) of each input is told."""
 
     job: PoolingJob
     weights: list[list[int]]
     """For each input, the tokens of each of its prompts; see `long_inputs.Chunks`."""
     normalize: bool
-    write: Write
+    form: FormT
 
-    def body(self, head: ReplyHead, vectors: Sequence[Vectors]) -> bytes:
-        """The reply's body; `vectors` are those of the job's prompts, in order."""
-        return self.write(head, merged(vectors, self.weights, normalize=self.normalize))
+    def reply(self, head: ReplyHead, vectors: Sequence[Vectors], attached: Sequence[Part]) -> object:
+        """The reply to what the engine made of the job's prompts, for `json_parts`."""
+        whole = merged(vectors, self.weights, normalize=self.normalize)
+        return self.form.reply(head, whole, self.job.prompts.total, attached)
 
 
 def pooled_plan(
@@ -44,19 +54,19 @@ def pooled_plan(
     params: PoolingParams,
     selected: SelectedModel,
     shared: Shared,
-    write: Callable[[ReplyHead, Sequence[Vectors], int], bytes],
+    form: FormT,
     param: str = "input",
-) -> PoolingPlan:
-    """Make a plan for inputs of any length, split into chunks where needed; `write` also gets the tokens read."""
+) -> PoolingPlan[FormT]:
+    """Have inputs of any length read, in chunks where they need to."""
     chunks = chunked(inputs, selected.text_window, param)
-    job = PoolingJob(selected.text, chunks.prompts, params, priority=shared.priority, cache_salt=shared.cache_salt)
-    tokens = job.prompt_tokens
-    return PoolingPlan(
-        job=job,
-        weights=chunks.weights,
-        normalize=selected.text.profile.normalize and params.activation,
-        write=lambda head, vectors: write(head, vectors, tokens),
+    job = PoolingJob(
+        model=selected.text.name,
+        prompts=TokenLists.of(chunks.prompts),
+        params=params,
+        priority=shared.priority,
+        cache_salt=shared.cache_salt,
     )
+    return PoolingPlan(job, chunks.weights, selected.text.profile.normalize and params.activation, form)
 
 
 RequestT = TypeVar("RequestT", bound=PoolingFields)
@@ -68,21 +78,24 @@ class PoolingHandler(Generic[RequestT]):
 
     decoder: msgspec.json.Decoder[RequestT]
     tasks: Callable[[RequestT], tuple[str, ...]]
-    """The tasks of which the model must support one."""
-    plan: Callable[[RequestT, SelectedModel, ApiSettings, str | None], PoolingPlan]
-    """The last argument is the header `X-Vllm-Priority`."""
+    """Of which the model must do one."""
+    plan: Callable[[RequestT, SelectedModel, Reading], PoolingPlan[Any]]
+    form: type[Form]
+    """Of its plans."""
 
     async def __call__(self, call: Call) -> None:
-        settings = call.context.settings
-        request = decode_body(call.body, self.decoder)
-        selected = select_model(call, request.model, *self.tasks(request))
-        plan = await call.compute(lambda: self.plan(request, selected, settings, call.priority))
-        name = selected.text.name
-        head = ReplyHead(call.request_id, int(time.time()), name, fingerprint(settings.version))
-        vectors = await run_pooling(call, selected.engine, plan.job, head.id)
-        numbers = sum(vector.size for vector in vectors)  # to write one takes less than to read a character
-        body = await call.compute(lambda: plan.body(head, vectors), numbers)
-        await call.respond(200, body)
+        plan = await call.read(PoolingPlan[self.form])  # type: ignore[name-defined]
+        version = call.context.settings.version
+        head = ReplyHead(call.request_id, int(time.time()), plan.job.model, fingerprint(version))
+        vectors = await run_pooling(call, plan.job, head.id)
+        size = sum(vector.size for vector in vectors)  # to write a number takes less than to read a character
+        size += sum(map(len, call.attached))
+        await call.respond_long(lambda: plan.reply(head, vectors, call.attached), size)
+
+    def read(self, body: bytes | bytearray, reading: Reading) -> PoolingPlan[Any]:
+        request = reading.decode(body, self.decoder)
+        selected = reading.choose(request.model, *self.tasks(request))
+        return self.plan(request, selected, reading)
 
 
 def embeds(_: PoolingFields) -> tuple[str, ...]:

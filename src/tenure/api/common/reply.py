@@ -6,7 +6,6 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-ENCODER = msgspec.json.Encoder()
 StopReason = str | int | None
 
 

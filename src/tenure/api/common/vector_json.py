@@ -5,6 +5,8 @@ vector are equal to the bit. Vectors are finite, as `pooling_job.feed_pooled` gi
 """
 
 import base64
+from collections.abc import Iterator
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -12,17 +14,38 @@ import orjson
 
 from tenure.api.common.pooling_job import Vectors
 
-ENCODER = msgspec.json.Encoder()
+_AT_ONCE = 3 * 1024
+"""Numbers that are written in one go; a multiple of 3, so that base64 of their bytes needs no padding."""
 
 
-def vector_numbers(vectors: Vectors) -> msgspec.Raw:
-    """A vector, or rows of them, as JSON arrays of numbers."""
-    return msgspec.Raw(orjson.dumps(np.ascontiguousarray(vectors), option=orjson.OPT_SERIALIZE_NUMPY))
+def vector_numbers(vectors: Vectors) -> msgspec.Raw | Iterator[bytes]:
+    """A vector, or rows of them, as JSON arrays of numbers; in parts where it is long."""
+    if vectors.size <= _AT_ONCE:
+        return msgspec.Raw(_numbers(vectors))
+    return _in_parts(vectors)
 
 
-def vector_base64(vectors: Vectors) -> str:
-    """All numbers, row after row, as little-endian float32 in base64."""
-    return base64.b64encode(vectors.astype("<f4").tobytes()).decode("ascii")
+def _in_parts(vectors: Vectors) -> Iterator[bytes]:
+    step = _AT_ONCE if vectors.ndim == 1 else max(1, _AT_ONCE // vectors.shape[1])
+    before = b"["
+    for start in range(0, len(vectors), step):
+        yield before + _numbers(vectors[start : start + step])[1:-1]
+        before = b","
+    yield b"]"
+
+
+def _numbers(vectors: Vectors) -> bytes:
+    return orjson.dumps(np.ascontiguousarray(vectors), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def vector_base64(vectors: Vectors) -> str | Iterator[bytes]:
+    """All numbers, row after row, as little-endian float32 in base64; in parts, with the quotes, where it is long."""
+    numbers = vectors.reshape(-1).astype("<f4", copy=False)
+    if numbers.size <= _AT_ONCE:
+        return base64.b64encode(numbers.tobytes()).decode("ascii")
+    starts = range(0, numbers.size, _AT_ONCE)
+    parts = (base64.b64encode(numbers[start : start + _AT_ONCE].tobytes()) for start in starts)
+    return chain([b'"'], parts, [b'"'])
 
 
 def vector_bits(vector: Vectors, *, signed: bool) -> list[int]:

@@ -1,4 +1,4 @@
-"""Bodies and chunks of chat completions. Pure: pieces of an `Answer` in, bytes out."""
+"""Bodies and chunks of chat completions. Pure: pieces of an `Answer` in, chunks and bodies out."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -6,7 +6,7 @@ from msgspec import UNSET
 
 from tenure.api.common.answer import ItemAnswer, Piece
 from tenure.api.common.job import Job
-from tenure.api.common.reply import ENCODER, ReplyHead, Usage
+from tenure.api.common.reply import ReplyHead, Usage
 from tenure.api.openai.chunks import ChunkWriter, finish_name, shown_prompt_logprobs, shows_something
 from tenure.api.openai.logprobs import chat_logprobs
 from tenure.api.openai.response_types import (
@@ -19,13 +19,15 @@ from tenure.api.openai.response_types import (
     Delta,
 )
 from tenure.sampling import TokenLogprobs
+from tenure.text.tokenizer import Tokenizer
 
 
 class ChatChunks:
     """Makes the chunks of one stream; implements `Chunks`."""
 
-    def __init__(self, job: Job, head: ReplyHead, usage: Callable[[], Usage]) -> None:
+    def __init__(self, job: Job, tokenizer: Tokenizer, head: ReplyHead, usage: Callable[[], Usage]) -> None:
         self._job = job
+        self._tokenizer = tokenizer
         self._writer = ChunkWriter(ChatChunk, job, head, usage)
 
     def opening(self) -> Iterator[bytes]:
@@ -46,7 +48,7 @@ class ChatChunks:
         choice = ChatChunkChoice(
             index=piece.index,
             delta=Delta(content=delta.text),
-            logprobs=_chat_logprobs(self._job, delta.token_ids, delta.logprobs),
+            logprobs=_chat_logprobs(self._job, self._tokenizer, delta.token_ids, delta.logprobs),
             finish_reason=None if delta.finish_reason is None else delta.finish_reason.value,
             stop_reason=UNSET if delta.finish_reason is None else piece.stop_reason,
             token_ids=delta.token_ids if report.token_ids else UNSET,
@@ -58,39 +60,41 @@ class ChatChunks:
         return self._writer.ending()
 
 
-def chat_body(job: Job, head: ReplyHead, records: Sequence[ItemAnswer], usage: Usage) -> bytes:
+def chat_body(
+    job: Job, tokenizer: Tokenizer, head: ReplyHead, records: Sequence[ItemAnswer], usage: Usage
+) -> ChatCompletion:
     """The whole response; `records` are the choices in order."""
-    return ENCODER.encode(
-        ChatCompletion(
-            id=head.id,
-            created=head.created,
-            model=head.model,
-            choices=[_choice(job, index, record) for index, record in enumerate(records)],
-            system_fingerprint=head.fingerprint,
-            usage=usage,
-            prompt_logprobs=shown_prompt_logprobs(job, 0, records[0]),
-            prompt_token_ids=job.prompts[0] if job.report.token_ids else None,
-            prompt_text=job.prompt_texts[0] if job.prompt_texts else None,
-        )
+    return ChatCompletion(
+        id=head.id,
+        created=head.created,
+        model=head.model,
+        choices=[_choice(job, tokenizer, index, record) for index, record in enumerate(records)],
+        system_fingerprint=head.fingerprint,
+        usage=usage,
+        prompt_logprobs=shown_prompt_logprobs(job, tokenizer, 0, records[0]),
+        prompt_token_ids=job.prompts[0] if job.report.token_ids else None,
+        prompt_text=job.prompt_texts[0] if job.prompt_texts else None,
     )
 
 
-def _choice(job: Job, index: int, record: ItemAnswer) -> ChatChoice:
+def _choice(job: Job, tokenizer: Tokenizer, index: int, record: ItemAnswer) -> ChatChoice:
     return ChatChoice(
         index=index,
         message=AssistantMessage(role=job.role, content=(job.echo or "") + record.text),
-        logprobs=_chat_logprobs(job, record.token_ids, record.logprobs),
+        logprobs=_chat_logprobs(job, tokenizer, record.token_ids, record.logprobs),
         finish_reason=finish_name(record),
         stop_reason=record.stop_reason,
         token_ids=record.token_ids if job.report.token_ids else None,
     )
 
 
-def _chat_logprobs(job: Job, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> ChatLogprobs | None:
+def _chat_logprobs(
+    job: Job, tokenizer: Tokenizer, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] | None
+) -> ChatLogprobs | None:
     if not job.report.logprobs or (not tokens and job.stream):
         return None
-    asked = bool(job.sampling.logprob_token_ids)
-    return chat_logprobs(job.model.tokenizer, tokens, logprobs or (), as_ids=job.report.tokens_as_ids, itself=asked)
+    asked = bool(job.sampling.params.logprob_token_ids)
+    return chat_logprobs(tokenizer, tokens, logprobs or (), as_ids=job.report.tokens_as_ids, itself=asked)
 
 
 def _prompt(job: Job) -> dict[str, object]:

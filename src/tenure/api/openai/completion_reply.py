@@ -1,4 +1,4 @@
-"""Bodies and chunks of completions. Pure: pieces of an `Answer` in, bytes out."""
+"""Bodies and chunks of completions. Pure: pieces of an `Answer` in, chunks and bodies out."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -6,7 +6,7 @@ from msgspec import UNSET
 
 from tenure.api.common.answer import ItemAnswer, Piece
 from tenure.api.common.job import Job
-from tenure.api.common.reply import ENCODER, ReplyHead, Usage
+from tenure.api.common.reply import ReplyHead, Usage
 from tenure.api.openai.chunks import ChunkWriter, finish_name, shown_prompt_logprobs, shows_something
 from tenure.api.openai.logprobs import completion_logprobs
 from tenure.api.openai.response_types import (
@@ -18,13 +18,15 @@ from tenure.api.openai.response_types import (
 )
 from tenure.sampling import TokenLogprobs
 from tenure.text.detokenizer import text_with_offsets
+from tenure.text.tokenizer import Tokenizer
 
 
 class CompletionChunks:
     """Makes the chunks of one stream; implements `Chunks`."""
 
-    def __init__(self, job: Job, head: ReplyHead, usage: Callable[[], Usage]) -> None:
+    def __init__(self, job: Job, tokenizer: Tokenizer, head: ReplyHead, usage: Callable[[], Usage]) -> None:
         self._job = job
+        self._tokenizer = tokenizer
         self._writer = ChunkWriter(CompletionChunk, job, head, usage)
 
     def opening(self) -> Iterator[bytes]:
@@ -61,44 +63,45 @@ class CompletionChunks:
         choice = CompletionChunkChoice(
             index=piece.index,
             text=job.prompt_texts[piece.index // job.n],
-            logprobs=_echo_logprobs(job, piece.index, piece.prompt_logprobs),
+            logprobs=_echo_logprobs(job, self._tokenizer, piece.index, piece.prompt_logprobs),
             token_ids=shown,
             prompt_token_ids=shown,
         )
         return self._writer.choice(choice)
 
     def _logprobs(self, piece: Piece) -> CompletionLogprobs:
-        delta = piece.delta
-        return _own_logprobs(self._job, piece.index, delta.token_ids, delta.logprobs or (), delta.text_offsets)
+        delta, tokenizer = piece.delta, self._tokenizer
+        tokens, logprobs = delta.token_ids, delta.logprobs or ()
+        return _own_logprobs(self._job, tokenizer, piece.index, tokens, logprobs, delta.text_offsets)
 
     def ending(self) -> Iterator[bytes]:
         """The chunk without choices that ends a stream with `include_usage`."""
         return self._writer.ending()
 
 
-def completion_body(job: Job, head: ReplyHead, records: Sequence[ItemAnswer], usage: Usage) -> bytes:
+def completion_body(
+    job: Job, tokenizer: Tokenizer, head: ReplyHead, records: Sequence[ItemAnswer], usage: Usage
+) -> Completion:
     """The whole response; `records` are numbered prompt * n + choice."""
-    return ENCODER.encode(
-        Completion(
-            id=head.id,
-            created=head.created,
-            model=head.model,
-            choices=[_choice(job, index, record) for index, record in enumerate(records)],
-            system_fingerprint=head.fingerprint,
-            usage=usage,
-        )
+    return Completion(
+        id=head.id,
+        created=head.created,
+        model=head.model,
+        choices=[_choice(job, tokenizer, index, record) for index, record in enumerate(records)],
+        system_fingerprint=head.fingerprint,
+        usage=usage,
     )
 
 
-def _choice(job: Job, index: int, record: ItemAnswer) -> CompletionChoice:
+def _choice(job: Job, tokenizer: Tokenizer, index: int, record: ItemAnswer) -> CompletionChoice:
     prompt = job.prompts[index // job.n]
     text, token_ids = record.text, record.token_ids
     logprobs = None
     if job.report.logprobs:
-        logprobs = _own_logprobs(job, index, record.token_ids, record.logprobs, record.text_offsets)
+        logprobs = _own_logprobs(job, tokenizer, index, token_ids, record.logprobs, record.text_offsets)
     if job.echo_prompt:
         text, token_ids = job.prompt_texts[index // job.n] + text, prompt + token_ids
-        echoed = _echo_logprobs(job, index, record.prompt_logprobs)
+        echoed = _echo_logprobs(job, tokenizer, index, record.prompt_logprobs)
         logprobs = _joined(echoed, logprobs) if echoed and logprobs else logprobs
     return CompletionChoice(
         index=index,
@@ -107,24 +110,31 @@ def _choice(job: Job, index: int, record: ItemAnswer) -> CompletionChoice:
         finish_reason=finish_name(record),
         stop_reason=record.stop_reason,
         token_ids=token_ids if job.report.token_ids else None,
-        prompt_logprobs=shown_prompt_logprobs(job, index, record),
+        prompt_logprobs=shown_prompt_logprobs(job, tokenizer, index, record),
         prompt_token_ids=prompt if job.report.token_ids else None,
     )
 
 
 def _own_logprobs(
-    job: Job, index: int, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]
+    job: Job,
+    tokenizer: Tokenizer,
+    index: int,
+    tokens: Sequence[int],
+    logprobs: Sequence[TokenLogprobs],
+    offsets: Sequence[int],
 ) -> CompletionLogprobs:
     """Offsets count from the start of the choice's text, an echoed prompt included."""
     start = len(job.prompt_texts[index // job.n]) if job.echo_prompt else 0
     moved = [start + offset for offset in offsets]
-    return completion_logprobs(job.model.tokenizer, tokens, logprobs, moved, as_ids=job.report.tokens_as_ids)
+    return completion_logprobs(tokenizer, tokens, logprobs, moved, as_ids=job.report.tokens_as_ids)
 
 
-def _echo_logprobs(job: Job, index: int, logprobs: Sequence[TokenLogprobs | None] | None) -> CompletionLogprobs | None:
+def _echo_logprobs(
+    job: Job, tokenizer: Tokenizer, index: int, logprobs: Sequence[TokenLogprobs | None] | None
+) -> CompletionLogprobs | None:
     if not job.report.logprobs or logprobs is None:
         return None
-    prompt, tokenizer = job.prompts[index // job.n], job.model.tokenizer
+    prompt = job.prompts[index // job.n]
     _, offsets = text_with_offsets(tokenizer, prompt, job.text.skip_special_tokens)
     report = job.report
     return completion_logprobs(

@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from tenure.api.common.pooling_fields import Shared
-from tenure.api.common.selection import SelectedModel
+from tenure.api.common.reading import SelectedModel
 from tenure.api.openai.conversation import check_conversation, render
 from tenure.api.openai.embedding_types import EncodedFields, InputFields
 from tenure.api.openai.request_types import ChatRequest

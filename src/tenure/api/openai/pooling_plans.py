@@ -6,12 +6,15 @@ Pure; takes time in proportion to the body.
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from tenure.api.common.json_parts import Part
 from tenure.api.common.pooling_fields import check_shared
 from tenure.api.common.pooling_job import Vectors
 from tenure.api.common.pooling_plan import PoolingPlan, check_dimensions, default_prompt, longest_input, pooled_plan
+from tenure.api.common.reading import Reading, SelectedModel
 from tenure.api.common.reply import ReplyHead, reading_usage
-from tenure.api.common.selection import SelectedModel
-from tenure.api.common.vector_json import ENCODER, vector_base64, vector_numbers
+from tenure.api.common.vector_json import vector_base64, vector_numbers
 from tenure.api.openai.embedding_inputs import Encoding, check_encoding, read_inputs
 from tenure.api.openai.embedding_types import (
     ClassData,
@@ -26,19 +29,58 @@ from tenure.api.openai.embedding_types import (
     PoolingRequest,
 )
 from tenure.checkpoints.profile import ModelProfile
-from tenure.config import ApiSettings
 from tenure.http.errors import echo, invalid_request
 from tenure.pooling import PoolingParams, PoolingTask
-from tenure.prompts.text_model import TextModel
+
+
+class EmbeddingsForm(msgspec.Struct, frozen=True):
+    """How `/v1/embeddings` answers."""
+
+    encoding: Encoding
+
+    def reply(self, head: ReplyHead, vectors: Sequence[Vectors], tokens: int, _: Sequence[Part]) -> object:
+        encoded: list[Any] = [_encoded(vector, self.encoding) for vector in vectors]
+        data = [EmbeddingData(index=index, embedding=vector) for index, vector in enumerate(encoded)]
+        usage = reading_usage(tokens)
+        return Embeddings(id=head.id, created=head.created, model=head.model, data=data, usage=usage)
+
+
+class PooledForm(msgspec.Struct, frozen=True):
+    """How `/pooling` answers."""
+
+    encoding: Encoding
+
+    def reply(self, head: ReplyHead, vectors: Sequence[Vectors], tokens: int, _: Sequence[Part]) -> object:
+        encoded: list[Any] = [_encoded(vector, self.encoding) for vector in vectors]
+        data = [PooledData(index=index, data=vector) for index, vector in enumerate(encoded)]
+        usage = reading_usage(tokens)
+        return PooledReply(id=head.id, created=head.created, model=head.model, data=data, usage=usage)
+
+
+class ClassesForm(msgspec.Struct, frozen=True):
+    """How `/classify` answers."""
+
+    labels: Sequence[str]
+
+    def reply(self, head: ReplyHead, vectors: Sequence[Vectors], tokens: int, _: Sequence[Part]) -> object:
+        data = [self._classes(index, vector) for index, vector in enumerate(vectors)]
+        usage = reading_usage(tokens)
+        return Classification(id=head.id, created=head.created, model=head.model, data=data, usage=usage)
+
+    def _classes(self, index: int, vector: Vectors) -> ClassData:
+        best = int(vector.argmax())
+        probs: Any = vector_numbers(vector)
+        label = self.labels[best] if best < len(self.labels) else f"LABEL_{best}"
+        return ClassData(index=index, label=label, probs=probs, num_classes=len(vector))
 
 
 def embeddings_plan(
-    request: EmbeddingRequest, selected: SelectedModel, settings: ApiSettings, priority: str | None
-) -> PoolingPlan:
+    request: EmbeddingRequest, selected: SelectedModel, reading: Reading
+) -> PoolingPlan[EmbeddingsForm]:
     """`POST /v1/embeddings`."""
     if request.messages is not None:
         raise invalid_request("Conversations are not embedded yet; `input` takes texts and token ids.", "messages")
-    shared = check_shared(request, selected, settings, priority)
+    shared = check_shared(request, selected, reading)
     encoding = check_encoding(request)
     profile = selected.text.profile
     params = PoolingParams(
@@ -46,27 +88,17 @@ def embeddings_plan(
         activation=shared.activation,
         dimensions=check_dimensions(request.dimensions, profile),
     )
-    longest = longest_input(selected, settings)
+    longest = longest_input(selected, reading.settings)
     prompt = _prompt(request, profile)
-    inputs = read_inputs(request, selected, settings, shared, longest=longest, prompt=prompt)
-
-    def write(head: ReplyHead, vectors: Sequence[Vectors], tokens: int) -> bytes:
-        data: list[Any] = [
-            EmbeddingData(index=index, embedding=_encoded(vector, encoding)) for index, vector in enumerate(vectors)
-        ]
-        usage = reading_usage(tokens)
-        return ENCODER.encode(Embeddings(id=head.id, created=head.created, model=head.model, data=data, usage=usage))
-
-    return pooled_plan(inputs, params, selected, shared, write)
+    inputs = read_inputs(request, selected, reading.settings, shared, longest=longest, prompt=prompt)
+    return pooled_plan(inputs, params, selected, shared, EmbeddingsForm(encoding))
 
 
-def pooling_plan(
-    request: PoolingRequest, selected: SelectedModel, settings: ApiSettings, priority: str | None
-) -> PoolingPlan:
+def pooling_plan(request: PoolingRequest, selected: SelectedModel, reading: Reading) -> PoolingPlan[PooledForm]:
     """`POST /pooling`."""
     if request.dimensions is not None:
         raise invalid_request("`dimensions` is a field of /v1/embeddings, not of /pooling.", "dimensions")
-    shared = check_shared(request, selected, settings, priority)
+    shared = check_shared(request, selected, reading)
     encoding = check_encoding(request)
     profile = selected.text.profile
     task = PoolingTask(request.task) if request.task else profile.pooling_task
@@ -76,39 +108,21 @@ def pooling_plan(
     inputs = read_inputs(
         request,
         selected,
-        settings,
+        reading.settings,
         shared,
-        longest=longest_input(selected, settings) if task is PoolingTask.EMBED else selected.text_window,
+        longest=longest_input(selected, reading.settings) if task is PoolingTask.EMBED else selected.text_window,
         prompt=_prompt(request, profile) if embeds else "",
     )
-
-    def write(head: ReplyHead, vectors: Sequence[Vectors], tokens: int) -> bytes:
-        data: list[Any] = [
-            PooledData(index=index, data=_encoded(vector, encoding)) for index, vector in enumerate(vectors)
-        ]
-        usage = reading_usage(tokens)
-        return ENCODER.encode(PooledReply(id=head.id, created=head.created, model=head.model, data=data, usage=usage))
-
     params = PoolingParams(task=task, activation=shared.activation)
-    return pooled_plan(inputs, params, selected, shared, write)
+    return pooled_plan(inputs, params, selected, shared, PooledForm(encoding))
 
 
-def classify_plan(
-    request: ClassifyRequest, selected: SelectedModel, settings: ApiSettings, priority: str | None
-) -> PoolingPlan:
+def classify_plan(request: ClassifyRequest, selected: SelectedModel, reading: Reading) -> PoolingPlan[ClassesForm]:
     """`POST /classify`."""
-    shared = check_shared(request, selected, settings, priority)
-    inputs = read_inputs(request, selected, settings, shared, longest=selected.text_window)
-
-    def write(head: ReplyHead, vectors: Sequence[Vectors], tokens: int) -> bytes:
-        data = [_classes(index, vector, selected.text) for index, vector in enumerate(vectors)]
-        usage = reading_usage(tokens)
-        return ENCODER.encode(
-            Classification(id=head.id, created=head.created, model=head.model, data=data, usage=usage)
-        )
-
+    shared = check_shared(request, selected, reading)
+    inputs = read_inputs(request, selected, reading.settings, shared, longest=selected.text_window)
     params = PoolingParams(task=PoolingTask.CLASSIFY, activation=shared.activation)
-    return pooled_plan(inputs, params, selected, shared, write)
+    return pooled_plan(inputs, params, selected, shared, ClassesForm(selected.text.profile.labels))
 
 
 def requested_tasks(request: PoolingRequest) -> tuple[str, ...]:
@@ -138,12 +152,5 @@ def _prompt(request: EncodedFields, profile: ModelProfile) -> str:
 
 
 def _encoded(vectors: Vectors, encoding: Encoding) -> Any:
-    """The value for the reply: base64, or numbers encoded already, since encoding a whole reply blocks the loop."""
+    """In the type of the reply's field, or encoded already."""
     return vector_base64(vectors) if encoding is Encoding.BASE64 else vector_numbers(vectors)
-
-
-def _classes(index: int, vector: Vectors, model: TextModel) -> ClassData:
-    best, labels = int(vector.argmax()), model.profile.labels
-    probs: Any = vector_numbers(vector)
-    label = labels[best] if best < len(labels) else f"LABEL_{best}"
-    return ClassData(index=index, label=label, probs=probs, num_classes=len(vector))

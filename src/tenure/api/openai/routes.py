@@ -12,7 +12,7 @@ from tenure.api.common.generate import Format, run_job
 from tenure.api.common.job import Job
 from tenure.api.common.pooling_fields import PoolingFields
 from tenure.api.common.pooling_plan import PoolingHandler, embeds
-from tenure.api.common.selection import select_model
+from tenure.api.common.reading import Reading
 from tenure.api.openai.chat_reply import ChatChunks, chat_body
 from tenure.api.openai.completion_reply import CompletionChunks, completion_body
 from tenure.api.openai.embedding_types import (
@@ -23,7 +23,15 @@ from tenure.api.openai.embedding_types import (
     PooledReply,
     PoolingRequest,
 )
-from tenure.api.openai.pooling_plans import classify_plan, embeddings_plan, pooling_plan, requested_tasks
+from tenure.api.openai.pooling_plans import (
+    ClassesForm,
+    EmbeddingsForm,
+    PooledForm,
+    classify_plan,
+    embeddings_plan,
+    pooling_plan,
+    requested_tasks,
+)
 from tenure.api.openai.request_types import ChatRequest, CompletionRequest
 from tenure.api.openai.response_types import ChatChunk, ChatCompletion, Completion, CompletionChunk
 from tenure.api.openai.tokenize_routes import (
@@ -32,11 +40,11 @@ from tenure.api.openai.tokenize_routes import (
     TokenizeReply,
     TokenizeRequest,
     detokenize,
+    show_read,
     tokenize,
 )
 from tenure.api.openai.validate import chat_job, completion_job
 from tenure.config import ApiSettings
-from tenure.http.decoding import decode_body
 from tenure.http.routes import Description, Route, work_route
 from tenure.pooling import PoolingTask
 from tenure.prompts.text_model import TextModel
@@ -55,15 +63,13 @@ class GenerationHandler(Generic[RequestT]):
     form: Format
 
     async def __call__(self, call: Call) -> None:
-        context = call.context
-        request = decode_body(call.body, self.decoder)
-        for name in request.ignored():
-            context.notices.ignored_field(name)
-        selected = select_model(call, request.model, "generate")
-        job = await call.compute(
-            lambda: self.validate(request, selected.text, selected.window, context.settings, call.priority)
-        )
-        await run_job(call, selected.engine, job, self.form)
+        await run_job(call, await call.read(Job), self.form)
+
+    def read(self, body: bytes | bytearray, reading: Reading) -> Job:
+        request = reading.decode(body, self.decoder)
+        reading.ignored += request.ignored()
+        selected = reading.choose(request.model, "generate")
+        return self.validate(request, selected.text, selected.window, reading.settings, reading.circumstances.priority)
 
 
 _chat_completions = GenerationHandler(msgspec.json.Decoder(ChatRequest), chat_job, Format(ChatChunks, chat_body))
@@ -78,9 +84,9 @@ def _classifies(_: PoolingFields) -> tuple[str, ...]:
     return (PoolingTask.CLASSIFY.value,)
 
 
-_embeddings = PoolingHandler(msgspec.json.Decoder(EmbeddingRequest), embeds, embeddings_plan)
-_pooling = PoolingHandler(msgspec.json.Decoder(PoolingRequest), requested_tasks, pooling_plan)
-_classify = PoolingHandler(msgspec.json.Decoder(ClassifyRequest), _classifies, classify_plan)
+_embeddings = PoolingHandler(msgspec.json.Decoder(EmbeddingRequest), embeds, embeddings_plan, EmbeddingsForm)
+_pooling = PoolingHandler(msgspec.json.Decoder(PoolingRequest), requested_tasks, pooling_plan, PooledForm)
+_classify = PoolingHandler(msgspec.json.Decoder(ClassifyRequest), _classifies, classify_plan, ClassesForm)
 
 _CHAT = Description("Answer a conversation.", ChatRequest, ChatCompletion, ChatChunk)
 _COMPLETE = Description("Continue prompts.", CompletionRequest, Completion, CompletionChunk)
@@ -94,6 +100,6 @@ ROUTES = (
     work_route("/v1/embeddings", _embeddings, "embd-", Description("Embed texts.", EmbeddingRequest, Embeddings)),
     work_route("/pooling", _pooling, "pool-", _POOL),
     work_route("/classify", _classify, "classify-", Description("Classify texts.", ClassifyRequest, Classification)),
-    Route("/tokenize", ("POST",), tokenize, body=True, about=_TOKENIZE),
-    Route("/detokenize", ("POST",), detokenize, body=True, about=_DETOKENIZE),
+    Route("/tokenize", ("POST",), show_read, reader=tokenize, about=_TOKENIZE),
+    Route("/detokenize", ("POST",), show_read, reader=detokenize, about=_DETOKENIZE),
 )

@@ -1,7 +1,6 @@
 """`POST /tokenize` and `POST /detokenize`.
 
-They are not work routes: no engine is involved, so nothing is admitted, counted as load or cancelled. A long text is
-tokenized in a worker thread.
+They are no work routes: nothing is asked of an engine, so there is nothing to admit, to count as load or to cancel.
 """
 
 from typing import Any
@@ -10,10 +9,10 @@ import msgspec
 
 from tenure.api.common.call import Call
 from tenure.api.common.fields import Ids
-from tenure.api.common.selection import SelectedModel, select_model
+from tenure.api.common.json_parts import joined, json_parts
+from tenure.api.common.reading import Reading, SelectedModel
 from tenure.api.openai.conversation import check_conversation, render
 from tenure.api.openai.request_types import ChatMessage, ChatRequest
-from tenure.http.decoding import decode_body
 from tenure.http.errors import invalid_request
 from tenure.process.compute_threads import stop_if_cancelled
 from tenure.prompts.ranges import check_ids
@@ -58,18 +57,22 @@ _TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
 
 
-async def tokenize(call: Call) -> None:
-    request = decode_body(call.body, _TOKENIZE)
-    selected = select_model(call, request.model)
-    body = await call.compute(lambda: msgspec.json.encode(_tokenized(request, selected)))
-    await call.respond(200, body)
+async def show_read(call: Call) -> None:
+    """What was read of the body is the whole reply."""
+    await call.read(type(None))
+    await call.respond(200, *call.attached)
 
 
-async def detokenize(call: Call) -> None:
-    request = decode_body(call.body, _DETOKENIZE)
-    selected = select_model(call, request.model)
-    body = await call.compute(lambda: msgspec.json.encode(_detokenized(request, selected)))
-    await call.respond(200, body)
+def tokenize(body: bytes | bytearray, reading: Reading) -> None:
+    """Attach the reply to a body for `/tokenize`. Raises a 400."""
+    request = reading.decode(body, _TOKENIZE)
+    reading.attached += joined(json_parts(_tokenized(request, reading.choose(request.model))))
+
+
+def detokenize(body: bytes | bytearray, reading: Reading) -> None:
+    """Attach the reply to a body for `/detokenize`. Raises a 400."""
+    request = reading.decode(body, _DETOKENIZE)
+    reading.attached += joined(json_parts(_detokenized(request, reading.choose(request.model))))
 
 
 def _tokenized(request: TokenizeRequest, selected: SelectedModel) -> TokenizeReply:

@@ -1,6 +1,6 @@
 """From a decoded body to a `Job`, or a 400.
 
-Pure; takes time in proportion to the body, so a long body is validated in a worker thread.
+Pure, and as slow as the body is long.
 """
 
 from collections.abc import Sequence
@@ -29,6 +29,8 @@ from tenure.prompts.text_model import TextModel
 from tenure.prompts.token_prompts import TextOrIds, Window, check_truncation, fit, split_prompts, tokenise
 from tenure.sampling import SamplingParams
 from tenure.text.detokenizer import TextOptions
+from tenure.token_lists import TokenLists
+from tenure.wire.token_masks import PackedSampling, detach
 
 DEFAULT_COMPLETION_TOKENS = 16
 _MAX_PROMPT_LOGPROBS = 4_000_000
@@ -36,7 +38,7 @@ _MAX_PROMPT_LOGPROBS = 4_000_000
 
 
 def chat_job(
-    request: ChatRequest, model: TextModel, window: Window, settings: ApiSettings, priority: str | None = None
+    request: ChatRequest, model: TextModel, window: Window, settings: ApiSettings, priority: str | None
 ) -> Job:
     """Validate a chat body; `priority` is the header `X-Vllm-Priority`."""
     body = _Body(request, checked_numbers(request), model, window, settings)
@@ -57,7 +59,7 @@ def chat_job(
 
 
 def completion_job(
-    request: CompletionRequest, model: TextModel, window: Window, settings: ApiSettings, priority: str | None = None
+    request: CompletionRequest, model: TextModel, window: Window, settings: ApiSettings, priority: str | None
 ) -> Job:
     """Validate a completion body; `priority` is the header `X-Vllm-Priority`."""
     only_echo = request.max_tokens == 0 and bool(request.echo)
@@ -103,7 +105,7 @@ class _Body:
         prompt_logprobs = check_prompt_logprobs(request, numbers, settings, self.window.vocabulary_size)
         include_usage, continuous_usage = check_stream_options(request)
         return Job(
-            model=self.model,
+            model=self.model.name,
             n=n,
             text=TextOptions(
                 stop=check_stop(request.stop, settings.max_stop_strings),
@@ -118,7 +120,7 @@ class _Body:
                 continuous_usage=continuous_usage,
             ),
             stream=bool(request.stream),
-            sampling=SamplingParams(max_tokens=0),  # until there are prompts
+            sampling=PackedSampling(SamplingParams(max_tokens=0)),  # until there are prompts
             stream_interval=int(numbers.get("stream_interval", 1)),
             priority=check_priority(numbers, priority, settings),
             cache_salt=check_cache_salt(request.cache_salt),
@@ -166,8 +168,8 @@ class _Body:
         whole_tokens = logprobs is not None or draft.report.token_ids
         return replace(
             draft,
-            prompts=prompts,
-            sampling=sampling,
+            prompts=TokenLists.of(prompts),
+            sampling=detach(sampling),
             text=replace(draft.text, min_tokens=sampling.min_tokens, whole_tokens=whole_tokens),
             report=replace(draft.report, logprobs=logprobs is not None, top_logprobs=logprobs or 0),
         )

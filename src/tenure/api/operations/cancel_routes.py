@@ -7,8 +7,8 @@ request is remembered. The client of an ended request gets `aborted`: 409, or an
 import msgspec
 
 from tenure.api.common.call import Call
+from tenure.api.common.reading import Reading
 from tenure.api.operations.cancel_by_name import cancel
-from tenure.http.decoding import decode_body
 from tenure.http.errors import invalid_request, request_not_found
 from tenure.http.intake import MAX_LABEL_CHARACTERS
 from tenure.outcomes import Outcome
@@ -52,9 +52,9 @@ async def cancel_one(call: Call) -> None:
     await call.respond_json(CancelledReply(id=found[0].id, outcome=found[0].outcome, seconds=found[0].seconds))
 
 
-async def cancel_many(call: Call) -> None:
-    """End all requests with these ids, and all open ones with one of these labels."""
-    names = decode_body(call.body, _DECODER)
+def read_names(body: bytes | bytearray, reading: Reading) -> CancelRequests:
+    """Which requests a body names, each once. Raises a 400."""
+    names = reading.decode(body, _DECODER)
     ids, labels = list(dict.fromkeys(names.ids or ())), list(dict.fromkeys(names.labels or ()))
     if not ids and not labels:
         raise invalid_request("Name at least one of `ids` and `labels`.")
@@ -63,6 +63,13 @@ async def cancel_many(call: Call) -> None:
     for param, names_of_kind in (("ids", ids), ("labels", labels)):
         if any(len(name) > LONGEST_NAME for name in names_of_kind):
             raise invalid_request(f"A name in `{param}` has at most {LONGEST_NAME} characters.", param)
+    return CancelRequests(ids=ids, labels=labels)
+
+
+async def cancel_many(call: Call) -> None:
+    """End all requests with these ids, and all that live with one of these labels."""
+    names = await call.read(CancelRequests)
+    ids, labels = names.ids or [], names.labels or []
     found = await cancel(call.context, ids, [label for label in labels if label], call.options.owner)
     if not found:
         raise request_not_found(ids or labels)

@@ -14,6 +14,7 @@ from tenure.api.operations.cancel_routes import (
     CancelRequests,
     cancel_many,
     cancel_one,
+    read_names,
 )
 from tenure.api.operations.docs_page import PAGE
 from tenure.client import Served
@@ -182,7 +183,7 @@ _CANCEL_MANY = Description("End requests by ids or labels.", CancelRequests, Can
 
 ROUTES = (
     Route("/v1/requests/{id}/cancel", ("POST",), cancel_one, about=_CANCEL),
-    Route("/v1/requests/cancel", ("POST",), cancel_many, body=True, about=_CANCEL_MANY),
+    Route("/v1/requests/cancel", ("POST",), cancel_many, reader=read_names, about=_CANCEL_MANY),
     _get("/v1/models", list_models, Description("List the models.", response=ModelList)),
     _get("/v1/models/{model:path}", show_model, Description("Show one model.", response=ModelEntry)),
     _open("/health", health, Description("Liveness, once the server has been ready.", unready=True)),

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -16,8 +17,8 @@ from tenure.api.common.call import Call
 from tenure.api.common.pooling_fields import check_shared
 from tenure.api.common.pooling_job import PoolingJob, Vectors, feed_pooled
 from tenure.api.common.pooling_plan import default_prompt
+from tenure.api.common.reading import Reading, SelectedModel
 from tenure.api.common.reply import reading_usage
-from tenure.api.common.selection import SelectedModel, select_model
 from tenure.api.rerank.scoring import ClassScores, PairedScores, Scores, cosine, counted_rows, max_similarity, sigmoid
 from tenure.api.rerank.texts import entry_text, listed, read_sides, shown_document
 from tenure.api.rerank.types import (
@@ -34,13 +35,12 @@ from tenure.api.rerank.types import (
     ScoreRequest,
 )
 from tenure.checkpoints.profile import ModelProfile, Scoring
-from tenure.config import ApiSettings
-from tenure.http.decoding import decode_body
 from tenure.http.errors import Dialect, internal_error, invalid_request, unsupported
 from tenure.http.routes import Description, Route, work_route
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.prompts.ranges import RANGES, check_number
 from tenure.prompts.score_prompts import PairRules, Prompts, pair_prompts, single_prompts, written_prompts
+from tenure.token_lists import TokenLists
 
 TASK = "score"
 _META_PATH = "/v2/rerank"
@@ -66,85 +66,119 @@ class Pairs:
     documents: Sequence[str]
 
 
+class ScorePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for scores: one for each document. The documents are attached, as JSON, where they are to be shown."""
+
+    job: PoolingJob
+    queries: int
+    documents: int
+    activation: bool
+    """Whether scores of classes are shown between 0 and 1."""
+    top_n: int = 0
+
+
 @dataclass(frozen=True)
 class Scored:
     """One finite score for each document, in order. `ranks` sort them: logits where scores saturate."""
 
-    id: str
     scores: Sequence[float]
     ranks: Sequence[float]
-    prompt_tokens: int
 
 
-async def score(call: Call) -> None:
-    """Score pairs of texts, in the order in which they are given."""
-    request = decode_body(call.body, _SCORE_DECODER)
-    selected = select_model(call, request.model, TASK)
-    scored = await _score(call, selected, request, Pairs(*read_sides(request, call.context.settings.max_inputs)))
-    reply = ScoreReply(
-        id=scored.id,
-        created=int(time.time()),
-        model=selected.text.name,
-        data=[ScoreEntry(index=index, score=value) for index, value in enumerate(scored.scores)],
-        usage=reading_usage(scored.prompt_tokens),
-    )
-    await call.respond_json(reply)
+@dataclass(frozen=True)
+class ScoreHandler:
+    """The handler of `/score`: score pairs of texts, in the order in which they are given."""
 
-
-async def rerank(call: Call) -> None:
-    """Score documents by a query, and answer with the best `top_n`, best first."""
-    request = decode_body(call.body, _RERANK_DECODER)
-    selected = select_model(call, request.model, TASK)
-    if request.query is None:
-        raise invalid_request("`query` is required.", "query")
-    entries = listed(request.documents, "documents", call.context.settings.max_inputs)
-    if request.texts is not None:
-        raise unsupported("texts")
-    top_n = _number(request, "top_n") or len(entries)
-    documents = [entry_text(entry, name, request.rank_fields or ()) for name, entry in entries]
-    pairs = Pairs(("query", "documents"), [entry_text(request.query, "query")], documents)
-    scored = await _score(call, selected, request, pairs)
-    best = sorted(range(len(documents)), key=lambda index: (-scored.ranks[index], index))[:top_n]
-    shown = request.return_documents is not False
-    results = [
-        RerankResult(
-            index=index,
-            document=shown_document(entries[index][1], documents[index]) if shown else UNSET,
-            relevance_score=scored.scores[index],
+    async def __call__(self, call: Call) -> None:
+        plan = await call.read(ScorePlan)
+        scored = await _score(call, plan)
+        reply = ScoreReply(
+            id=call.request_id,
+            created=int(time.time()),
+            model=plan.job.model,
+            data=[ScoreEntry(index=index, score=value) for index, value in enumerate(scored.scores)],
+            usage=reading_usage(plan.job.prompts.total),
         )
-        for index in best
-    ]
-    tokens = scored.prompt_tokens
-    reply = RerankReply(
-        id=scored.id,
-        model=selected.text.name,
-        results=results,
-        usage=RerankUsage(prompt_tokens=tokens, total_tokens=tokens),
-        meta=_meta(len(documents), tokens) if call.route == _META_PATH else UNSET,
+        await call.respond_json(reply)
+
+    def read(self, body: bytes | bytearray, reading: Reading) -> ScorePlan:
+        request = reading.decode(body, _SCORE_DECODER)
+        selected = reading.choose(request.model, TASK)
+        return _plan(request, Pairs(*read_sides(request, reading.settings.max_inputs)), selected, reading)
+
+
+@dataclass(frozen=True)
+class RerankHandler:
+    """The handler of `/rerank`: score documents by their query, and give the best of them, best first."""
+
+    async def __call__(self, call: Call) -> None:
+        plan = await call.read(ScorePlan)
+        scored = await _score(call, plan)
+        best = sorted(range(plan.documents), key=lambda index: (-scored.ranks[index], index))[: plan.top_n]
+        tokens, shown = plan.job.prompts.total, call.attached
+
+        def reply() -> RerankReply:
+            documents: list[Any] = [iter([shown[index]]) if shown else UNSET for index in best]
+            return RerankReply(
+                id=call.request_id,
+                model=plan.job.model,
+                results=[
+                    RerankResult(index=index, document=document, relevance_score=scored.scores[index])
+                    for index, document in zip(best, documents, strict=True)
+                ],
+                usage=RerankUsage(prompt_tokens=tokens, total_tokens=tokens),
+                meta=_meta(plan.documents, tokens) if call.route == _META_PATH else UNSET,
+            )
+
+        await call.respond_long(reply, sum(map(len, shown)))
+
+    def read(self, body: bytes | bytearray, reading: Reading) -> ScorePlan:
+        request = reading.decode(body, _RERANK_DECODER)
+        selected = reading.choose(request.model, TASK)
+        if request.query is None:
+            raise invalid_request("`query` is required.", "query")
+        entries = listed(request.documents, "documents", reading.settings.max_inputs)
+        if request.texts is not None:
+            raise unsupported("texts")
+        top_n = _number(request, "top_n") or len(entries)
+        documents = [entry_text(entry, name, request.rank_fields or ()) for name, entry in entries]
+        pairs = Pairs(("query", "documents"), [entry_text(request.query, "query")], documents)
+        plan = _plan(request, pairs, selected, reading, min(top_n, len(documents)))
+        if request.return_documents is not False:
+            shown = (shown_document(entry, text) for (_, entry), text in zip(entries, documents, strict=True))
+            reading.attached += map(msgspec.json.encode, shown)
+        return plan
+
+
+score, rerank = ScoreHandler(), RerankHandler()
+
+
+def _plan(request: PairFields, pairs: Pairs, selected: SelectedModel, reading: Reading, top_n: int = 0) -> ScorePlan:
+    return ScorePlan(
+        job=_job(request, pairs, selected, reading),
+        queries=len(pairs.queries),
+        documents=len(pairs.documents),
+        activation=request.use_activation is not False,
+        top_n=top_n,
     )
-    await call.respond_json(reply)
 
 
-async def _score(call: Call, selected: SelectedModel, request: PairFields, pairs: Pairs) -> Scored:
-    settings = call.context.settings
-    job = await call.compute(lambda: _job(request, pairs, selected, settings, call.priority))
-    public_id = call.request_id
-    scores = _scores(selected.text.profile, pairs)
-    await feed_pooled(call, selected.engine, job, public_id, _taker(scores, selected.text.profile, pairs, job))
+async def _score(call: Call, plan: ScorePlan) -> Scored:
+    profile = call.context.texts[plan.job.model].profile
+    scores = _scores(profile, plan)
+    await feed_pooled(call, plan.job, call.request_id, _taker(scores, profile, plan))
     if not all(map(math.isfinite, scores.values)):
         raise internal_error("A score is not finite (NaN or infinity).")
     values = scores.values
-    if request.use_activation is not False and _scoring(selected.text.profile) is Scoring.CROSS_ENCODER:
+    if plan.activation and _scoring(profile) is Scoring.CROSS_ENCODER:
         values = [sigmoid(logit) for logit in values]
-    return Scored(public_id, values, scores.values, job.prompt_tokens)
+    return Scored(values, scores.values)
 
 
-def _job(
-    request: PairFields, pairs: Pairs, selected: SelectedModel, settings: ApiSettings, priority: str | None
-) -> PoolingJob:
-    """The job for the engine. Raises a 400."""
+def _job(request: PairFields, pairs: Pairs, selected: SelectedModel, reading: Reading) -> PoolingJob:
+    """What the engine is asked for. Raises a 400."""
     model, profile = selected.text, selected.text.profile
-    shared = check_shared(request, selected, settings, priority)
+    shared = check_shared(request, selected, reading)
     rules = PairRules(
         model=model,
         vocabulary_size=selected.window.vocabulary_size,
@@ -159,8 +193,8 @@ def _job(
     )
     prompts = _prompts(profile, pairs, rules)
     return PoolingJob(
-        model=model,
-        prompts=prompts.ids,
+        model=model.name,
+        prompts=TokenLists.of(prompts.ids),
         segments=prompts.segments,
         unattended=prompts.unattended,
         # Logits of classes, not probabilities: in float32 the sigmoid of everything above 17 is 1.
@@ -191,26 +225,25 @@ def _instruction(request: PairFields, profile: ModelProfile) -> str | None:
     return default_prompt(profile) or None if given is None else given
 
 
-def _scores(profile: ModelProfile, pairs: Pairs) -> Scores:
-    queries, documents = len(pairs.queries), len(pairs.documents)
+def _scores(profile: ModelProfile, plan: ScorePlan) -> Scores:
     match _scoring(profile):
         case Scoring.CROSS_ENCODER:
-            return ClassScores(documents)
+            return ClassScores(plan.documents)
         case Scoring.BI_ENCODER:
-            return PairedScores(cosine, queries, documents)
+            return PairedScores(cosine, plan.queries, plan.documents)
         case Scoring.LATE_INTERACTION:
-            return PairedScores(max_similarity, queries, documents)
+            return PairedScores(max_similarity, plan.queries, plan.documents)
 
 
-def _taker(scores: Scores, profile: ModelProfile, pairs: Pairs, job: PoolingJob) -> Callable[[int, Vectors], None]:
-    """Return the callback for the answers: `scores.take`, without the vectors of tokens that do not count."""
+def _taker(scores: Scores, profile: ModelProfile, plan: ScorePlan) -> Callable[[int, Vectors], None]:
+    """What takes the answers: `scores`, but for the rows of tokens that do not count."""
     if _scoring(profile) is not Scoring.LATE_INTERACTION:
         return scores.take
     late = profile.late_interaction
 
     def take(index: int, vectors: Vectors) -> None:
-        counted = late.counted_in_query if index < len(pairs.queries) else late.counted_in_document
-        scores.take(index, counted_rows(vectors, job.prompts[index], counted))
+        counted = late.counted_in_query if index < plan.queries else late.counted_in_document
+        scores.take(index, counted_rows(vectors, plan.job.prompts[index], counted))
 
     return take
 
