@@ -88,7 +88,7 @@ def test_three_deaths_in_five_minutes_end_the_server(programs: Programs, dies: s
         began = time.monotonic()
         await watch.run()
         assert watch.ended is not None
-        assert (watch.ended.code, watch.ended.message) == (1, f"the program died ({description}); the server ends")
+        assert str(watch.ended) == f"the program died ({description}); the server ends"
         assert lives.count == 3
         assert time.monotonic() - began > 1.4  # each pause is longer than the one before
 
@@ -125,7 +125,7 @@ def test_a_child_that_may_not_be_started_again(programs: Programs) -> None:
         watch = Watch(ChildMonitor(spec, restart=False))
         await watch.run()
         assert watch.ended is not None
-        assert (watch.ended.code, watch.ended.message) == (1, "the program died (exit code 0); the server ends")
+        assert str(watch.ended) == "the program died (exit code 0); the server ends"
         assert programs.reports == [Serving()]
 
     with nothing_left():
@@ -143,10 +143,7 @@ def test_a_child_that_cannot_be_started_ends_the_server_as_one_that_died(program
         with descriptors_left(0):
             await watch.run()
         assert watch.ended is not None
-        assert (watch.ended.code, watch.ended.message) == (
-            1,
-            "the program could not be started: Too many open files; the server ends",
-        )
+        assert str(watch.ended) == ("the program could not be started: Too many open files; the server ends")
         assert lives.count == (3 if restart else 1)
 
     with nothing_left():
@@ -193,7 +190,7 @@ def test_a_child_that_cannot_work_ends_the_server_with_its_own_words(programs: P
         watch = Watch(ChildMonitor(spec, restart=True, after_death=lives))
         await watch.run()
         assert watch.ended is not None
-        assert (watch.ended.code, watch.ended.message) == (1, "no such model")
+        assert str(watch.ended) == "no such model"
         assert programs.reports == [Failed(message="no such model")]
         assert lives.count == 1
 

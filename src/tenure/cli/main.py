@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Group, Parameter
 
 from tenure import __version__
-from tenure.cli.flags import real, whole
+from tenure.cli.flags import AtLeastOne, real
 from tenure.cli.serve import ServeOptions
 from tenure.config import environment_api_keys
 from tenure.errors import TenureError
@@ -22,7 +22,6 @@ ApiKey = Annotated[
         name="--api-key", group=_CLIENT, help="Key, if the server wants one; by default the first of TENURE_API_KEY."
     ),
 ]
-Positive = Annotated[int, whole(1)]
 
 
 @app.command
@@ -46,7 +45,7 @@ def chat(
     url: Url = _URL,
     model: str = "",
     system: str = "",
-    max_tokens: Positive = 1024,
+    max_tokens: AtLeastOne = 1024,
     temperature: Annotated[float | None, real(0, 2)] = None,
     api_key: ApiKey = "",
 ) -> int:

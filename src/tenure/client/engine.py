@@ -151,12 +151,9 @@ class EngineClient:
         `holders` are left out when a step runs for longer than half of that time.
         """
         for wanted in (True, False) if holders else (False,):
-            if self._speaks:
-                number = next(self._numbers)
-                question = wire.AskLedger(sequence=number, holders=wanted)
-                reply = await self._ask(number, question, timeout / 2 if holders else timeout)
-                if isinstance(reply, wire.LedgerReply):
-                    return reply.ledger
+            reply = await self._ask(wire.AskLedger(sequence=0, holders=wanted), timeout / 2 if holders else timeout)
+            if isinstance(reply, wire.LedgerReply):
+                return reply.ledger
         return None
 
     async def cancel_by_name(self, names: wire.CancelByName) -> wire.CancelledByName | None:
@@ -164,16 +161,17 @@ class EngineClient:
 
         None when none comes in time, or the engine is away.
         """
+        reply = await self._ask(names, _CANCEL_TIMEOUT)
+        return reply if isinstance(reply, wire.CancelledByName) else None
+
+    async def _ask(self, question: wire.AskLedger | wire.CancelByName, timeout: float) -> Answer | None:
+        """The answer to a question, whose `sequence` is set here; None as in `ledger`."""
         if not self._speaks:
             return None
         number = next(self._numbers)
-        reply = await self._ask(number, msgspec.structs.replace(names, sequence=number), _CANCEL_TIMEOUT)
-        return reply if isinstance(reply, wire.CancelledByName) else None
-
-    async def _ask(self, number: int, question: wire.ToEngine, timeout: float) -> Answer | None:
         self._answers[number] = None
         try:
-            self._send(question)
+            self._send(msgspec.structs.replace(question, sequence=number))
             with anyio.move_on_after(timeout):
                 while self._answers[number] is None and self._outbox is not None:
                     await self._answered.wait()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from tenure.observe.metric_table import Kind
 from tenure.observe.metrics import ReadEngine, Readings, Sample, Value, engine_samples, family
@@ -141,6 +141,5 @@ def _cache_config(readings: Readings) -> Metric:
 
 def _lora_requests() -> Metric:
     labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
-    made = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use: there are none.", labels=labels)
-    made.add_metric(("0", "", ""), time.time())
-    return made
+    samples: list[Sample] = [(("0", "", ""), time.time())]
+    return family(_G, "vllm:lora_requests_info", "Adapters in use: there are none.", labels, samples)

@@ -28,12 +28,7 @@ _BACK_OFF = 0.25
 
 
 class ServerEnded(Exception):
-    """The whole server is to end with this exit code."""
-
-    def __init__(self, code: int, message: str = "") -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
+    """The whole server is to end, for the reason that the message says."""
 
 
 class ChildMonitor:
@@ -131,11 +126,11 @@ class ChildMonitor:
     async def _back_off(self, end: str) -> None:
         """Wait before the next start, or give up. `end` tells how the life that is over has ended."""
         if self._failed is not None:
-            raise ServerEnded(1, self._failed.message)
+            raise ServerEnded(self._failed.message)
         self._deaths.append(self._clock())
         often = len(self._deaths) == _DEATHS and self._deaths[-1] - self._deaths[0] < _DEATHS_WITHIN
         if often or not self._restart:
-            raise ServerEnded(1, f"{end}; the server ends")
+            raise ServerEnded(f"{end}; the server ends")
         logger.error("%s; it is started again", end)
         await anyio.sleep(_BACK_OFF * 2 ** len(self._deaths))
 

@@ -74,9 +74,8 @@ class Supervisor:
             async with AsyncExitStack() as stack:
                 await self._run(stack)
         except* ServerEnded as group:
-            ended = _first(group)
-            announce(ended.message, self._config.api.report.log_format)
-            code = ended.code
+            announce(str(_first(group)), self._config.api.report.log_format)
+            code = 1
         return code
 
     async def _run(self, stack: AsyncExitStack) -> None:
@@ -186,7 +185,7 @@ class Supervisor:
         for monitor in (*workers, *engines):
             monitor.kill()
         await _wait_ended(workers, _DRAIN_MARGIN)
-        raise ServerEnded(1, f"ended at once by a second signal; open requests that were cut off: {self._cut_off}")
+        raise ServerEnded(f"ended at once by a second signal; open requests that were cut off: {self._cut_off}")
 
 
 async def _wait_ended(monitors: Sequence[ChildMonitor], timeout: float) -> None:
