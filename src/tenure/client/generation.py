@@ -67,7 +67,7 @@ class Watcher(Protocol):
 
 STALL_ABOVE = 1024 * 1024
 """Bytes of outputs, as `size_of` estimates them."""
-_OUTPUT_BYTES = 2048
+_OUTPUT_BYTES = 4096
 """What an output may take up with the text and the event that are made of it, without logprobs and vectors."""
 _LOGPROB_BYTES = 64
 
