@@ -19,7 +19,7 @@ from tenure.core.request import Request, RequestSpec
 from tenure.engine.assembly import assemble
 from tenure.engine.loop import EngineLoop
 from tenure.engine.orders import Add, Ending, EngineSnapshot, Order, Stop
-from tenure.engine.pace import Pace
+from tenure.engine.step_tuner import StepTuner
 from tenure.sampling import SamplingParams
 from tenure.source import resolve_source
 
@@ -34,9 +34,9 @@ class Engine:
         found = resolve_source(source)
         choice = ModelChoice(name=source, served_names=(source,), kind=found.kind, path=str(found.path))
         engine = assemble(EngineConfig(model=choice, async_scheduling=depth > 0, kv_cache_memory=0.5))
-        pace = Pace(engine.estimator, max_tokens=2048, step_time=0.0)
+        tuner = StepTuner(engine.estimator, max_tokens=2048, step_time=0.0)
         self._orders: queue.Queue[Order] = queue.Queue()
-        self._loop = EngineLoop(engine.scheduler, engine.runner, self._orders, self, pace, depth=depth)
+        self._loop = EngineLoop(engine.scheduler, engine.runner, self._orders, self, tuner, depth=depth)
         self._number = self._open = 0
 
     def publish(self, snapshot: EngineSnapshot) -> None:

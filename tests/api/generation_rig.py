@@ -14,7 +14,7 @@ from tenure.api.app import build_app
 from tenure.api.common.context import AppContext
 from tenure.api.operations.cancel_by_name import end_named
 from tenure.checkpoints.profile import ModelProfile
-from tenure.client import EndOfGeneration, Fleet, GenerationFailed, Refusal, Served, Watcher
+from tenure.client import EndOfGeneration, GenerationFailed, Refusal, ServedModel, ServedModels, Watcher
 from tenure.client.engine import client_left
 from tenure.config import ApiSettings, HttpLimits, KeyRing
 from tenure.observe.counters import CountersSnapshot, WorkStage
@@ -262,7 +262,7 @@ class Rig:
             score_prompt=score_prompt,
         )
         self.context = AppContext(
-            fleet=Fleet([Served(("tiny", "alias"), [self.engine], text.profile.tasks)]),
+            models=ServedModels([ServedModel(("tiny", "alias"), [self.engine], text.profile.tasks)]),
             texts={"tiny": text},
             settings=settings or ApiSettings(version="0.0"),
             counts=self.counts.snapshot,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tenure.api.app import route_table
-from tenure.client import Fleet, Served
+from tenure.client import ServedModel, ServedModels
 from tenure.wire import messages as wire
 from tests.api.generation_rig import FakeEngine, Rig
 from tests.api.test_route_walk import ALL, EXAMPLES
@@ -47,7 +47,9 @@ def rig():
 
 def with_engine(engine):
     rig = Rig()
-    object.__setattr__(rig.context.fleet, "models", Fleet([Served(("tiny", "alias"), [engine], ("generate",))]).models)
+    object.__setattr__(
+        rig.context.models, "models", ServedModels([ServedModel(("tiny", "alias"), [engine], ("generate",))]).models
+    )
     return rig
 
 

@@ -11,7 +11,7 @@ import anyio
 import msgspec
 from anyio.abc import ByteStream, SocketListener
 
-from tenure.client import EngineClient, Opener
+from tenure.client import EngineClient, EngineTarget
 from tenure.client.generation import GenerationHandle
 from tenure.outcomes import Outcome
 from tenure.sampling import SamplingParams
@@ -92,7 +92,7 @@ async def bench(**options: Any) -> AsyncIterator[Bench]:
 class Stream:
     """A task that receives until its request ends, and how that was."""
 
-    def __init__(self, client: Opener, submit: wire.Submit = SUBMIT) -> None:
+    def __init__(self, client: EngineTarget, submit: wire.Submit = SUBMIT) -> None:
         self.ended: Exception | None = None
         self.admitted = anyio.Event()
         self.handle: GenerationHandle | None = None

@@ -82,7 +82,7 @@ class Ask:
                 self.prompts,
                 sampling,
                 n=self.n,
-                foreseeable=self.seed < BURSTS,
+                plan_ahead=self.seed < BURSTS,
                 priority=self.priority,
                 cache_salt=self.salt,
                 arrived_at=at,

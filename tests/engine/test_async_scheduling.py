@@ -17,7 +17,7 @@ from tenure.core.scheduler import Scheduler
 from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.loop import EngineLoop
 from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Order, Stop
-from tenure.engine.pace import Pace
+from tenure.engine.step_tuner import StepTuner
 from tenure.kv.cache import CacheShape, KVCache
 from tenure.layers.batch import PackedBatch
 from tenure.model_runner.decoder_runner import DecoderRunner
@@ -60,8 +60,8 @@ class Engine:
         head = SamplingHead(self.model, Sampler())
         results = StepResults(overlap=depth > 0)
         runner = DecoderRunner(self.model, cache, head, LIMITS.num_slots, LIMITS.max_model_len, results)
-        pace = Pace(StepCostEstimator(), max_tokens=16, step_time=0.0)
-        self.loop = EngineLoop(self.scheduler, runner, self.orders, self, pace, depth=depth)
+        tuner = StepTuner(StepCostEstimator(), max_tokens=16, step_time=0.0)
+        self.loop = EngineLoop(self.scheduler, runner, self.orders, self, tuner, depth=depth)
         self._told = self._wanted = 0
 
     def publish(self, snapshot: EngineSnapshot) -> None:
@@ -106,7 +106,7 @@ def requests() -> list[Request]:
         Request(1, RequestSpec([[5, 9, 2, 7, 1, 3]], greedy)),
         Request(2, RequestSpec([[8, 6, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9] * 3], drawn, n=2)),
         Request(3, RequestSpec([[11, 12]], stopping, n=2)),
-        Request(4, RequestSpec([[20, 21, 22]], greedy, foreseeable=False)),
+        Request(4, RequestSpec([[20, 21, 22]], greedy, plan_ahead=False)),
         Request(5, RequestSpec([[30] * 29], stopping)),
     ]
 
@@ -168,7 +168,7 @@ def test_the_next_step_is_planned_and_launched_while_one_computes() -> None:
 def test_a_row_that_cannot_be_foreseen_skips_a_step_and_others_do_not() -> None:
     params = SamplingParams(max_tokens=10, temperature=0.0)
     engine = Engine(1).run(
-        [Request(1, RequestSpec([[5, 9, 2]], params, foreseeable=False)), Request(2, RequestSpec([[8, 6, 4]], params))]
+        [Request(1, RequestSpec([[5, 9, 2]], params, plan_ahead=False)), Request(2, RequestSpec([[8, 6, 4]], params))]
     )
     assert engine.texts == {(1, 0): continued([5, 9, 2], 10), (2, 0): continued([8, 6, 4], 10)}
     assert engine.endings[2][1] == 10 + 1  # a token in each step; when the tenth landed, the next one was on its way

@@ -24,7 +24,7 @@ from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.io_thread import IOThread
 from tenure.engine.loop import EngineLoop
 from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Order, Progress, ShowHolders, Stop
-from tenure.engine.pace import Pace
+from tenure.engine.step_tuner import StepTuner
 from tenure.outcomes import Outcome
 from tenure.process.reports import Alive
 from tenure.wire import messages as wire
@@ -188,8 +188,8 @@ def test_admission_answers_while_a_step_is_being_computed(tmp_path: Path) -> Non
     limits = Limits(max_model_len=64, num_blocks=64, block_size=4, num_slots=8)
     runner = HeldExecutor(limits)
     with running(tmp_path) as rig:
-        pace = Pace(StepCostEstimator(), max_tokens=64, step_time=0.0)
-        loop = EngineLoop(Scheduler(limits), runner, rig.orders, rig.thread, pace)
+        tuner = StepTuner(StepCostEstimator(), max_tokens=64, step_time=0.0)
+        loop = EngineLoop(Scheduler(limits), runner, rig.orders, rig.thread, tuner)
         gate = GateLimits(items=3, tokens=100, capacity=60, vocabulary_size=32)
         rig.thread.start_serving(CARD, gate, rig.orders, lambda: loop.progress)
         computing = threading.Thread(target=loop.run)

@@ -33,7 +33,7 @@ from tenure.engine.orders import (
     Stall,
     Stop,
 )
-from tenure.engine.pace import Pace
+from tenure.engine.step_tuner import StepTuner
 from tenure.outcomes import FinishReason, Outcome
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.sampling import SamplingParams
@@ -170,7 +170,7 @@ class Rig:
             self.runner,
             self.orders,
             self.port,
-            Pace(StepCostEstimator(), max_tokens=max_tokens, step_time=0.0),
+            StepTuner(StepCostEstimator(), max_tokens=max_tokens, step_time=0.0),
             clock=self.clock,
         )
 

@@ -57,7 +57,7 @@ def test_a_request_that_is_cancelled_in_prefill_has_no_prefill_time() -> None:
     rig = Rig(max_tokens=4)
     rig.orders.put(added(request(1, length=60)))
     rig.loop._receive(wait=False)
-    plan = rig.scheduler.plan(rig.loop._pace.budget())
+    plan = rig.scheduler.plan(rig.loop._tuner.budget())
     assert plan is not None
     rig.loop._launch(plan)
     rig.loop._land()

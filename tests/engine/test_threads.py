@@ -8,7 +8,7 @@ import pytest
 
 from tenure.core.plan import Row, StepPlan
 from tenure.engine.estimator import StepCostEstimator
-from tenure.engine.pace import Pace
+from tenure.engine.step_tuner import StepTuner
 from tenure.engine.threads import ThreadGovernor
 
 STEP = 0.05
@@ -111,11 +111,11 @@ def test_what_trials_cost_does_not_count_as_what_steps_cost() -> None:
     machine = Machine(2, quiet)
     machine.share = 0.8
     estimator = StepCostEstimator()
-    pace = Pace(estimator, max_tokens=512, step_time=0.1, governor=machine.governor)
+    tuner = StepTuner(estimator, max_tokens=512, step_time=0.1, governor=machine.governor)
     plan = StepPlan(0, [], [Row(slot=0, generation=0, start=0, count=8, new_blocks=[], samples=False)])
     for _ in range(1000):
-        pace.prepare()
-        pace.learn(plan, machine.cost(machine.threads))
+        tuner.prepare()
+        tuner.learn(plan, machine.cost(machine.threads))
         assert estimator.predict(8, 36.0) == pytest.approx(STEP)
 
 

@@ -14,7 +14,7 @@ from tenure.api.common.call import Call
 from tenure.api.common.context import AppContext
 from tenure.api.common.reading import Reading
 from tenure.api.dispatch import Dispatcher
-from tenure.client import Fleet, GenerationFailed
+from tenure.client import GenerationFailed, ServedModels
 from tenure.config import ApiSettings, HttpLimits, KeyRing, TlsConfig
 from tenure.http import errors
 from tenure.http.guard import Guard
@@ -157,7 +157,7 @@ def routes(context: Context) -> tuple[Route, ...]:
 def app_context(counters: SharedCounters) -> AppContext:
     """A server without models."""
     return AppContext(
-        fleet=Fleet(()),
+        models=ServedModels(()),
         texts={},
         settings=ApiSettings(version="0.0"),
         counts=counters.snapshot,

@@ -18,7 +18,7 @@ from tenure.core.scheduler import Scheduler
 from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.loop import EngineLoop
 from tenure.engine.orders import Add, Ending, EngineSnapshot, Order, Stop
-from tenure.engine.pace import Pace
+from tenure.engine.step_tuner import StepTuner
 from tenure.kv.cache import KVCache
 from tenure.layers.batch import PackedBatch
 from tenure.model_runner.decoder_runner import UNSOUND, DecoderRunner
@@ -83,9 +83,9 @@ class Engine:
         runner = DecoderRunner(
             self.model, cache, head, limits.num_slots, limits.max_model_len, StepResults(overlap=depth > 0)
         )
-        pace = Pace(StepCostEstimator(), max_tokens=CHUNK, step_time=0.0)
+        tuner = StepTuner(StepCostEstimator(), max_tokens=CHUNK, step_time=0.0)
         self._orders: queue.Queue[Order] = queue.Queue()
-        self._loop = EngineLoop(self.scheduler, runner, self._orders, self, pace, depth=depth)
+        self._loop = EngineLoop(self.scheduler, runner, self._orders, self, tuner, depth=depth)
         self._texts: dict[int, list[int]] = {}
         self._numbers = 0
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tenure.client import EngineClient, Fleet, Refusal, Served
+from tenure.client import EngineClient, Refusal, ServedModel, ServedModels
 from tenure.config import ApiSettings
 from tenure.observe.counters import HISTOGRAMS, CounterSchema, SharedCounters, WorkStage
 from tenure.observe.metric_table import TABLE, Kind
@@ -238,7 +238,7 @@ def test_an_engine_that_is_not_there_is_not_waited_for():
     async def scrape() -> list[wire.EngineLedger]:
         engines = [EngineClient(f"/nowhere/{number}") for number in range(20)]
         with anyio.fail_after(10):
-            return await Fleet([Served(("tiny",), engines, ("generate",))]).ledgers(timeout=60)
+            return await ServedModels([ServedModel(("tiny",), engines, ("generate",))]).ledgers(timeout=60)
 
     assert [ledger.answering for ledger in anyio.run(scrape)] == [False] * 20
 

@@ -328,7 +328,7 @@ def test_a_child_that_does_not_go_on_is_killed_and_started_again(
     goes_on: str,
     words: str,
 ) -> None:
-    monkeypatch.setattr(watchdog, "LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(watchdog, "CHECK_INTERVAL", 0.05)
     begins = f"{LOADED}; report('Alive')"
     hangs_once = f"if not os.path.exists('again'):\n    open('again', 'w')\n    {begins}\n    exec({goes_on!r})\n"
     spec = programs.spec(hangs_once + SERVES)
@@ -369,7 +369,7 @@ def test_killing_does_not_wait(programs: Programs, monkeypatch: pytest.MonkeyPat
 
 def test_a_supervisor_that_stood_still_kills_nobody(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     """What its child said meanwhile is yet to be read."""
-    monkeypatch.setattr(watchdog, "LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(watchdog, "CHECK_INTERVAL", 0.05)
     beats = "import time\nwhile True:\n    report('Alive', step=1)\n    time.sleep(0.05)"
     spec = programs.spec(f"{LOADED}\nmark('started')\nexec({beats!r})\n")
     lives = Lives()

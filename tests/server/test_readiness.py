@@ -30,31 +30,31 @@ def test_all_must_be_there(order: Sequence[int]) -> None:
     for number in order:
         assert told.cards == []
         if number < 2:
-            readiness.hear(number, Loaded(card=CARDS[number]))
+            readiness.note_report(number, Loaded(card=CARDS[number]))
         else:
-            readiness.hear(number - 2, Serving())
+            readiness.note_report(number - 2, Serving())
     assert told.cards == [CARDS]
 
 
 def test_an_engine_that_loads_again_is_no_news() -> None:
     told = Told()
     readiness = Readiness(engines=1, workers=1, complete=told)
-    readiness.hear(0, Loaded(card=CARDS[0]))
-    readiness.hear(0, Serving())
-    readiness.hear(0, Loaded(card=CARDS[0]))
+    readiness.note_report(0, Loaded(card=CARDS[0]))
+    readiness.note_report(0, Serving())
+    readiness.note_report(0, Loaded(card=CARDS[0]))
     assert len(told.cards) == 1
 
 
 def test_an_api_process_that_is_back_is() -> None:
     told = Told()
     readiness = Readiness(engines=1, workers=2, complete=told)
-    readiness.hear(0, Loaded(card=CARDS[0]))
-    readiness.hear(0, Serving())
+    readiness.note_report(0, Loaded(card=CARDS[0]))
+    readiness.note_report(0, Serving())
     readiness.left(0)  # it died before the other was there
-    readiness.hear(1, Serving())
+    readiness.note_report(1, Serving())
     assert told.cards == []
-    readiness.hear(0, Serving())
+    readiness.note_report(0, Serving())
     assert len(told.cards) == 1
     readiness.left(1)
-    readiness.hear(1, Serving())
+    readiness.note_report(1, Serving())
     assert len(told.cards) == 2

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from tenure.process.reports import Alive, AnyReport, Loaded
-from tenure.server.watchdog import LOOK_INTERVAL, Look, Watchdog, look_at
+from tenure.server.watchdog import CHECK_INTERVAL, ProcessState, Watchdog, process_state
 from tests.wire.samples import CARD
 
 SILENCE, WORK = 5.0, 30.0
@@ -26,15 +26,15 @@ class Child:
     def __init__(self, silence: float = SILENCE, work: float = WORK) -> None:
         self.looks = 0
         self._dog = Watchdog(silence, work, lambda pid: self._state)
-        self._state = Look(runnable=False, seconds=0.0)
+        self._state = ProcessState(runnable=False, seconds=0.0)
 
     def passes(self, *reports: AnyReport, runs: float = 0.0, runnable: bool | None = None) -> str:
         """The time until the next look passes: what is heard, and how long its main thread runs, in it. The verdict."""
         self.looks += 1
-        self._state = Look(bool(runs) if runnable is None else runnable, self._state.seconds + runs)
+        self._state = ProcessState(bool(runs) if runnable is None else runnable, self._state.seconds + runs)
         for report in reports:
-            self._dog.hear(report)
-        return self._dog.judge(1)
+            self._dog.note_report(report)
+        return self._dog.check(1)
 
     def looks_until_verdict(
         self, *reports: AnyReport, runs: float = 0.0, runnable: bool | None = None
@@ -43,7 +43,7 @@ class Child:
         begun = self.looks
         while not (verdict := self.passes(*reports, runs=runs, runnable=runnable)):
             assert self.looks - begun < 1000, "it is never given up"
-        return (self.looks - begun) * LOOK_INTERVAL, verdict
+        return (self.looks - begun) * CHECK_INTERVAL, verdict
 
     def goes_on(self, *reports: AnyReport, runs: float = 0.0, runnable: bool | None = None) -> bool:
         """It is not given up in ten minutes of the same."""
@@ -57,7 +57,7 @@ def test_one_that_is_stopped_or_asleep_and_silent(before: tuple[AnyReport, ...])
     assert child.passes(*before) == ""
     seconds, verdict = child.looks_until_verdict()
     assert verdict == SILENT
-    assert SILENCE - LOOK_INTERVAL <= seconds <= SILENCE
+    assert SILENCE - CHECK_INTERVAL <= seconds <= SILENCE
 
 
 def test_signs_of_life() -> None:
@@ -65,7 +65,7 @@ def test_signs_of_life() -> None:
     child = Child()
     for _ in range(100):
         assert not child.passes(Alive())
-        assert not any(child.passes() for _ in range(int(SILENCE / LOOK_INTERVAL) - 1))
+        assert not any(child.passes() for _ in range(int(SILENCE / CHECK_INTERVAL) - 1))
 
 
 def test_one_that_is_starved_says_nothing_and_is_waited_for() -> None:
@@ -94,22 +94,22 @@ def test_a_step_that_sleeps() -> None:
     child.passes(STEP)
     seconds, verdict = child.looks_until_verdict(STEP)
     assert verdict == ENDLESS
-    assert WORK - LOOK_INTERVAL <= seconds <= WORK + LOOK_INTERVAL
+    assert WORK - CHECK_INTERVAL <= seconds <= WORK + CHECK_INTERVAL
 
 
 def test_steps_that_end() -> None:
     child = Child()
     for step in range(100):
-        for _ in range(int(WORK / LOOK_INTERVAL) - 1):
-            assert not child.passes(Alive(step=step, busy=True), runs=LOOK_INTERVAL)
-    assert child.goes_on(Alive(step=100), runs=LOOK_INTERVAL), "it has nothing to do"
+        for _ in range(int(WORK / CHECK_INTERVAL) - 1):
+            assert not child.passes(Alive(step=step, busy=True), runs=CHECK_INTERVAL)
+    assert child.goes_on(Alive(step=100), runs=CHECK_INTERVAL), "it has nothing to do"
 
 
 def test_one_that_begins_may_work_as_long_as_it_takes() -> None:
     child = Child()
-    assert child.goes_on(runs=LOOK_INTERVAL)
+    assert child.goes_on(runs=CHECK_INTERVAL)
     child.passes(Alive())
-    assert child.looks_until_verdict(runs=LOOK_INTERVAL)[1] == ENDLESS
+    assert child.looks_until_verdict(runs=CHECK_INTERVAL)[1] == ENDLESS
 
 
 def test_limits_of_nought() -> None:
@@ -131,12 +131,12 @@ def test_a_process_that_is_stopped() -> None:
     """Its threads are, too, whatever they did."""
     spins = "threading.Thread(target=lambda: all(iter(lambda: 1, 0))).start()"
     with running(f"import threading\n{spins}\nprint(flush=True)\nwhile True: pass") as pid:
-        while look_at(pid).seconds < 0.05:
+        while process_state(pid).seconds < 0.05:
             pass
-        assert look_at(pid).runnable
+        assert process_state(pid).runnable
         os.kill(pid, signal.SIGSTOP)
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
-        stopped = look_at(pid)
+        stopped = process_state(pid)
         assert not stopped.runnable
         assert stopped.seconds >= 0.05
 
@@ -146,25 +146,25 @@ def test_a_process_of_which_one_thread_runs() -> None:
     with running(
         "import threading\nthreading.Thread(target=lambda: [print(flush=True), all(iter(lambda: 1, 0))]).start()"
     ) as pid:
-        first = look_at(pid)
-        while not (now := look_at(pid)).runnable:
+        first = process_state(pid)
+        while not (now := process_state(pid)).runnable:
             pass
         assert now.seconds - first.seconds < 0.05
 
 
 def test_a_process_that_sleeps_and_one_that_is_gone() -> None:
     with running("import time\nprint(flush=True)\ntime.sleep(60)") as pid:
-        while look_at(pid).runnable:
+        while process_state(pid).runnable:
             pass
     with pytest.raises(FileNotFoundError):
-        look_at(pid)
+        process_state(pid)
 
 
 def test_a_look_that_cannot_be_had_means_nothing() -> None:
     """The supervisor may lack a descriptor."""
 
-    def no_look(pid: int) -> Look:
+    def no_look(pid: int) -> ProcessState:
         raise OSError(errno.EMFILE, "Too many open files")
 
     dog = Watchdog(SILENCE, WORK, no_look)
-    assert not any(dog.judge(1) for _ in range(100))
+    assert not any(dog.check(1) for _ in range(100))

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from tenure.api.app import build_inner, route_table
 from tenure.api.common.context import AppContext
-from tenure.client import EngineClient, Fleet, Served
+from tenure.client import EngineClient, ServedModel, ServedModels
 from tenure.config import ApiSettings, HttpLimits
 from tenure.http.guard import Guard
 from tenure.http.web_server import web_server
@@ -91,7 +91,7 @@ async def _front(server: ServerProcess, inside: Wrap, outside: Wrap) -> AsyncIte
 
 def _context(server: ServerProcess, engine: EngineClient, counters: SharedCounters) -> AppContext:
     return AppContext(
-        fleet=Fleet([Served(("script",), [engine], ("generate",))]),
+        models=ServedModels([ServedModel(("script",), [engine], ("generate",))]),
         texts={"script": load_text_model("script", resolve_source(server.sources["script"]), {}, 0)},
         settings=ApiSettings(version="test"),
         counts=counters.snapshot,

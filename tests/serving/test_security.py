@@ -187,7 +187,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(server: ServerProcess) -> N
 
 
 def test_neither_keys_nor_prompts_are_in_the_log(server: ServerProcess) -> None:
-    """Served, streamed, refused, left and malformed requests alike; not at the most talkative level either."""
+    """ServedModel, streamed, refused, left and malformed requests alike; not at the most talkative level either."""
     secret, wrong = f"my-secret-{uuid4().hex}", f"wrong-{uuid4().hex}"
     label = f"label-{uuid4().hex}"
     for path in (COMPLETIONS, CHAT):

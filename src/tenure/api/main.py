@@ -26,7 +26,7 @@ from tenure.api.common.reading import Readers, worker
 from tenure.api.operations.cancel_by_name import end_named
 from tenure.checkpoints.model_config import read_sampling_defaults
 from tenure.checkpoints.profile import read_profile
-from tenure.client import EndNamed, EngineClient, Fleet, Served
+from tenure.client import EndNamed, EngineClient, ServedModel, ServedModels
 from tenure.config import ApiConfig, HttpLimits, ReportConfig, read_config
 from tenure.errors import TenureError
 from tenure.http.cors import add_cors_headers
@@ -109,11 +109,11 @@ async def _serve(
             async def end_here(names: CancelByName) -> list[CancelledRequest]:
                 return await end_named(guard.open_exchanges, observer.ended, names)
 
-            fleet = _fleet(config, texts, counter, process, end_here)
-            group.start_soon(fleet.run)
+            models = _served_models(config, texts, counter, process, end_here)
+            group.start_soon(models.run)
             limits = _within_descriptors(config.limits)
             context = AppContext(
-                fleet=fleet,
+                models=models,
                 texts=texts,
                 settings=config.settings,
                 counts=shared.snapshot,
@@ -128,7 +128,7 @@ async def _serve(
             guard = build_app(context, observer, limits, config.api_keys, config.cors)
             server = web_server(add_cors_headers(guard, config.cors), limits, config.tls)
             group.start_soon(_drain_on_signal, signals, guard, server, config.shutdown_timeout)
-            group.start_soon(_report_ready, fleet, report)
+            group.start_soon(_report_ready, models, report)
             group.start_soon(_report_alive, report)
             await server.serve(listeners)
             group.cancel_scope.cancel()
@@ -144,13 +144,13 @@ def _text_models(config: ApiConfig) -> dict[str, TextModel]:
     return texts
 
 
-def _fleet(
+def _served_models(
     config: ApiConfig,
     texts: Mapping[str, TextModel],
     counter: WorkerCounters,
     process: str,
     end_here: EndNamed,
-) -> Fleet:
+) -> ServedModels:
     served = []
     for model, paths in zip(config.models, config.engine_sockets, strict=True):
         engines = [
@@ -164,8 +164,10 @@ def _fleet(
             )
             for path in paths
         ]
-        served.append(Served(model.served_names, engines, texts[model.served_names[0]].profile.tasks, config.worker))
-    return Fleet(served)
+        served.append(
+            ServedModel(model.served_names, engines, texts[model.served_names[0]].profile.tasks, config.worker)
+        )
+    return ServedModels(served)
 
 
 def _within_descriptors(limits: HttpLimits) -> HttpLimits:
@@ -177,9 +179,9 @@ def _within_descriptors(limits: HttpLimits) -> HttpLimits:
     return msgspec.structs.replace(limits, max_connections=max(1, allowed))
 
 
-async def _report_ready(fleet: Fleet, report: int) -> None:
+async def _report_ready(models: ServedModels, report: int) -> None:
     # The sockets have been listening since before this process began, so nothing else need be waited for.
-    await fleet.wait_ready()
+    await models.wait_ready()
     write_report(report, Serving())
 
 

@@ -1,21 +1,21 @@
 """The API process's side of the wire: connections to engines, and the handles of open requests."""
 
 from tenure.client.engine import EndNamed, EngineClient, no_requests
-from tenure.client.fleet import Fleet, ModelNotFound, ModelNotSupported, Opener, Served
 from tenure.client.generation import EndOfGeneration, GenerationFailed, GenerationHandle, Refusal, Watcher
+from tenure.client.served_models import EngineTarget, ModelNotFound, ModelNotSupported, ServedModel, ServedModels
 
 __all__ = [
     "EndNamed",
     "EndOfGeneration",
     "EngineClient",
-    "Fleet",
+    "EngineTarget",
     "GenerationFailed",
     "GenerationHandle",
     "ModelNotFound",
     "ModelNotSupported",
-    "Opener",
     "Refusal",
-    "Served",
+    "ServedModel",
+    "ServedModels",
     "Watcher",
     "no_requests",
 ]

@@ -182,8 +182,8 @@ class EngineClient:
     def _submit(self, submit: wire.Submit) -> GenerationHandle:
         number, tokens = next(self._numbers), submit.prompts.total
         # What is pooled waits for this process alone: nothing of it is sent before all of it is there.
-        patience = math.inf if submit.pooling is not None else self._stall_timeout
-        handle = GenerationHandle(number, self._send, tokens, patience)
+        stall_timeout = math.inf if submit.pooling is not None else self._stall_timeout
+        handle = GenerationHandle(number, self._send, tokens, stall_timeout)
         self._send(msgspec.structs.replace(submit, request=number))
         self._open[number] = handle  # after it could be encoded: a request that was not sent has no ending
         self._tokens += tokens
@@ -263,10 +263,10 @@ class EngineClient:
                     if (handle := self._match(output.request, HandleState.ADMITTED)) is not None:
                         handle.deliver(output)
             case wire.Admitted(request=number):
-                if (handle := self._match(number, HandleState.ASKED)) is not None:
+                if (handle := self._match(number, HandleState.SUBMITTED)) is not None:
                     handle.admit()
             case wire.Refused(request=number):
-                if (handle := self._match(number, HandleState.ASKED)) is not None:
+                if (handle := self._match(number, HandleState.SUBMITTED)) is not None:
                     self._close(handle)
                     handle.refuse(message)
             case wire.Ended(request=number):

@@ -1,7 +1,7 @@
 """An open request as its handler sees it.
 
-    asked --Admitted--> admitted --Ended--> ended        asked --Refused--> refused
-    asked or admitted --the engine is lost--> lost
+    submitted --Admitted--> admitted --Ended--> ended        submitted --Refused--> refused
+    submitted or admitted --the engine is lost--> lost
 
 Only the connection's receive task changes the state; the handler's task waits for it. When more than `STALL_ABOVE`
 bytes wait to be received, because their reader does not keep up, the engine is asked to stall the request; when they
@@ -46,7 +46,7 @@ class EndOfGeneration(Exception):
 
 
 class HandleState(Enum):
-    ASKED = "asked"
+    SUBMITTED = "submitted"
     ADMITTED = "admitted"
     ENDED = "ended"
     REFUSED = "refused"
@@ -54,7 +54,7 @@ class HandleState(Enum):
 
 
 class Watcher(Protocol):
-    """Is told what becomes of an admitted request, as it happens; times are monotonic seconds."""
+    """Is events what becomes of an admitted request, as it happens; times are monotonic seconds."""
 
     def admitted(self, now: float) -> None: ...
 
@@ -83,22 +83,22 @@ def size_of(output: ItemOutput) -> int:
 class GenerationHandle:
     """See the module's docstring. `order` sends a word about the request to its engine.
 
-    `tokens` are those of its prompts; `patience` is for how many seconds it may be stalled in all.
+    `tokens` are those of its prompts; `stall_timeout` is for how many seconds it may be stalled in all.
     """
 
     def __init__(
-        self, number: int, order: Callable[[ToEngine], None], tokens: int = 0, patience: float = math.inf
+        self, number: int, order: Callable[[ToEngine], None], tokens: int = 0, stall_timeout: float = math.inf
     ) -> None:
         self.number = number
         self.tokens = tokens
         self._waiting_bytes = 0
         self._stalled = False
-        self._patience = patience  # what is left of it
+        self._stall_time_left = stall_timeout  # what is left of it
         self.scope = anyio.CancelScope()
-        """What the handler does with the request; cancelled when the patience is at its end."""
-        self.state = HandleState.ASKED
+        """What the handler does with the request; cancelled when the stall_timeout is at its end."""
+        self.state = HandleState.SUBMITTED
         self._watcher: Watcher | None = None
-        self._unwatched: list[Callable[[Watcher], None]] = []  # what a watcher that comes later is to be told
+        self._early_events: list[Callable[[Watcher], None]] = []  # what a watcher that comes later is to be events
         self._order = order
         self._outputs: list[ItemOutput] = []
         self._changed = anyio.Event()
@@ -111,7 +111,7 @@ class GenerationHandle:
     @property
     def over(self) -> bool:
         """The engine holds nothing of the request."""
-        return self.state not in (HandleState.ASKED, HandleState.ADMITTED)
+        return self.state not in (HandleState.SUBMITTED, HandleState.ADMITTED)
 
     # the handler's side
 
@@ -128,7 +128,7 @@ class GenerationHandle:
         outputs, self._outputs, self._waiting_bytes = self._outputs, [], 0
         if self._stalled:
             self._stalled = False
-            self._patience = self.scope.deadline - anyio.current_time()
+            self._stall_time_left = self.scope.deadline - anyio.current_time()
             self.scope.deadline = math.inf
             self._order(Resume(request=self.number))
         return outputs
@@ -136,9 +136,9 @@ class GenerationHandle:
     def watch(self, watcher: Watcher) -> None:
         """Tell `watcher` what becomes of the request, and what has become of it so far."""
         self._watcher = watcher
-        told, self._unwatched = self._unwatched, []
-        for tell in told:
-            tell(watcher)
+        events, self._early_events = self._early_events, []
+        for event in events:
+            event(watcher)
 
     def finish_item(self, index: int) -> None:
         """A stop string matched: the engine need not go on with this item."""
@@ -147,7 +147,7 @@ class GenerationHandle:
 
     async def wait_admitted(self) -> None:
         """Raises Refusal."""
-        while self.state is HandleState.ASKED:
+        while self.state is HandleState.SUBMITTED:
             await self._changed.wait()
         if self.state is HandleState.LOST:
             raise Refusal(Outcome.UNAVAILABLE, "engine_unavailable", "the engine was lost; try again shortly")
@@ -163,7 +163,7 @@ class GenerationHandle:
 
     def admit(self) -> None:
         now = time.monotonic()
-        self._tell(lambda watcher: watcher.admitted(now))
+        self._notify(lambda watcher: watcher.admitted(now))
         self._change(HandleState.ADMITTED)
 
     def refuse(self, refused: Refused) -> None:
@@ -175,12 +175,12 @@ class GenerationHandle:
         if self._watcher is not None:
             self._watcher.output(output, now)
         else:
-            self._tell(lambda watcher: watcher.output(output, now))
+            self._notify(lambda watcher: watcher.output(output, now))
         self._outputs.append(output)
         self._waiting_bytes += size_of(output)
         if self._waiting_bytes > STALL_ABOVE and not self._stalled:
             self._stalled = True
-            self.scope.deadline = anyio.current_time() + self._patience
+            self.scope.deadline = anyio.current_time() + self._stall_time_left
             self._order(Stall(request=self.number))
         self._wake()
 
@@ -196,13 +196,13 @@ class GenerationHandle:
 
     def _finished(self, ended: Ended | None) -> None:
         now = time.monotonic()
-        self._tell(lambda watcher: watcher.ended(ended, now))
+        self._notify(lambda watcher: watcher.ended(ended, now))
 
-    def _tell(self, tell: Callable[[Watcher], None]) -> None:
+    def _notify(self, event: Callable[[Watcher], None]) -> None:
         if self._watcher is None:
-            self._unwatched.append(tell)
+            self._early_events.append(event)
         else:
-            tell(self._watcher)
+            event(self._watcher)
 
     def _change(self, state: HandleState) -> None:
         self.state = state

@@ -57,7 +57,7 @@ class RowResult(msgspec.Struct, frozen=True, gc=False):
     slot: int
     generation: int
     tokens: list[int] = []
-    """What a row that samples brings: one, or any number if its request is not `foreseeable`. If none, nothing could be
+    """What a row that samples brings: one, or any number if its request is not `plan_ahead`. If none, nothing could be
     drawn yet, and the row's last position is to be computed again."""
     logprobs: list[TokenLogprobs] | None = None
     """Of each of the tokens, when the item asked for them."""

@@ -22,8 +22,8 @@ class Item:
     index: int
     prompt: Sequence[int]  # not empty; the choices of a prompt share it, so nobody changes it
     max_tokens: int  # what the request asks for; the scheduler lowers it to what fits
-    number: int = 0  # set when its request is added, as `turn` is
-    turn: int = 0  # when its turn comes, in the tokens of a fair share
+    number: int = 0  # set when its request is added, as `virtual_start` is
+    virtual_start: int = 0  # when its virtual_start comes, in the tokens of a fair share
     state: State = State.ADMITTED
     output: list[int] = field(default_factory=list)  # what was sampled so far
     followers: "list[Item]" = field(default_factory=list)
@@ -63,7 +63,7 @@ class Item:
     @property
     def age(self) -> tuple[int, int, int, int]:
         """Sort key: the smaller, the sooner it is served and the later it is evicted."""
-        return (self.request.spec.priority, self.turn, self.request.arrival, self.index)
+        return (self.request.spec.priority, self.virtual_start, self.request.arrival, self.index)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -74,7 +74,7 @@ class Item:
         return self.state in FINAL
 
     @property
-    def secured(self) -> bool:
+    def eviction_exempt(self) -> bool:
         """It was evicted so often that it is not to be again."""
         return self.preemptions >= MOST_EVICTIONS
 
@@ -104,7 +104,7 @@ class RequestSpec:
     """How many first tokens of each prompt are the first text of a pair; empty: there are no pairs."""
     unattended: Sequence[int] = ()
     """How many last tokens of each prompt no token attends to; empty: all are attended to."""
-    foreseeable: bool = True
+    plan_ahead: bool = True
     """Each row that samples brings one token, so the next row can be planned before that. If not, it waits for it."""
     pooling: PoolingParams | None = None
     priority: int = 0

@@ -61,7 +61,7 @@ class Run:
     @property
     def remaining(self) -> int:
         """Tokens that can be planned now. The last token that may be sampled is never computed."""
-        if self.pending and not self.item.request.spec.foreseeable:
+        if self.pending and not self.item.request.spec.plan_ahead:
             return 0
         last = self.item.prompt_length + max(0, self.item.max_tokens - 1)
         return min(self.length, last) - self.planned
@@ -148,7 +148,7 @@ class Runs:
         """
         if (stalled := self.youngest_stalled()) is not None:
             return stalled
-        evictable = [candidate for candidate in self._running if not candidate.secured]
+        evictable = [candidate for candidate in self._running if not candidate.eviction_exempt]
         youngest = max(evictable, key=lambda candidate: candidate.age)
         return youngest if youngest is not item or len(evictable) > 1 else None
 

@@ -234,7 +234,7 @@ class Scheduler:
     def _needed(self, item: Item) -> int:
         """For how many tokens an item gets blocks when it starts; if it was evicted often, for all it may ever have."""
         most = item.prompt_length + item.max_tokens
-        return most if item.secured else min(item.length + 1, self.limits.capacity)
+        return most if item.eviction_exempt else min(item.length + 1, self.limits.capacity)
 
     def _start_whole(self, remaining: RemainingBudget, flights: list[Flight]) -> None:
         """The same for a model that reads each text in one piece: at least one, however long."""

@@ -92,11 +92,11 @@ class FairShare:
 
     def give_turns(self, request: Request) -> None:
         """Set the turns of the items of a request that has just arrived."""
-        turn = self._now
+        virtual_start = self._now
         for item in request.items:
-            item.turn = turn
-            turn += item.prompt_length
+            item.virtual_start = virtual_start
+            virtual_start += item.prompt_length
 
     def note_start(self, item: Item) -> None:
         """An item has left the queue to be computed."""
-        self._now = max(self._now, item.turn)
+        self._now = max(self._now, item.virtual_start)

@@ -17,7 +17,7 @@ from tenure.wire.messages import CancelByName, CancelledByName, CancelledRequest
 
 
 @dataclass(slots=True)
-class _Question:
+class _PendingCancel:
     """Asked by connection `asker`. `asked`: the connections that are yet to answer, and the ids that each is to end."""
 
     asker: int
@@ -28,40 +28,40 @@ class _Question:
 
 
 class CancelRelay:
-    """See the module's docstring. Connections and questions have the engine's numbers."""
+    """See the module's docstring. Connections and cancels have the engine's numbers."""
 
     def __init__(self) -> None:
-        self._questions: dict[int, _Question] = {}
+        self._pending: dict[int, _PendingCancel] = {}
         self._ended = EndedRequests()
         self._orphans: set[str] = set()
 
     def ask(
         self, number: int, asker: int, names: CancelByName, processes: Mapping[str, int]
     ) -> Mapping[int, CancelByName]:
-        """Take a question; returns what to ask of whom. `processes`: other connections by process names."""
-        question = self._questions[number] = _Question(asker, names.sequence)
+        """Take a cancel; returns the messages to send, by connection. `processes`: their process names."""
+        pending = self._pending[number] = _PendingCancel(asker, names.sequence)
         if names.labels:
-            question.asked = {process: [] for process in processes.values()}
+            pending.asked = {process: [] for process in processes.values()}
         for request_id in names.ids:
             process = processes.get(process_of(request_id))
-            ids = question.unreached if process is None else question.asked.setdefault(process, [])
+            ids = pending.unreached if process is None else pending.asked.setdefault(process, [])
             ids.append(request_id)
         return {
-            process: msgspec.structs.replace(names, sequence=number, ids=ids) for process, ids in question.asked.items()
+            process: msgspec.structs.replace(names, sequence=number, ids=ids) for process, ids in pending.asked.items()
         }
 
-    def hear(self, process: int, answer: CancelledByName) -> None:
+    def note_answer(self, process: int, answer: CancelledByName) -> None:
         """An API process holds nothing more of what it was asked for."""
-        question = self._questions.get(answer.sequence)
-        if question is not None and question.asked.pop(process, None) is not None:
-            question.requests += answer.requests
+        pending = self._pending.get(answer.sequence)
+        if pending is not None and pending.asked.pop(process, None) is not None:
+            pending.requests += answer.requests
 
     def lose(self, process: int, ids: Iterable[str]) -> None:
         """A connection is gone, and its requests, which have these ids, are going to end."""
         self._orphans.update(ids)
-        self._questions = {number: q for number, q in self._questions.items() if q.asker != process}
-        for question in self._questions.values():
-            question.unreached += question.asked.pop(process, [])
+        self._pending = {number: q for number, q in self._pending.items() if q.asker != process}
+        for pending in self._pending.values():
+            pending.unreached += pending.asked.pop(process, [])
 
     def end(self, request_id: str, outcome: Outcome) -> None:
         """A request has ended and holds nothing."""
@@ -70,12 +70,12 @@ class CancelRelay:
 
     def answers(self) -> Iterator[tuple[int, CancelledByName]]:
         """The answers that are complete, each once, with the connections that they are for."""
-        for number, question in tuple(self._questions.items()):
-            if not question.asked and self._orphans.isdisjoint(question.unreached):
-                del self._questions[number]
-                remembered = [ended for i in question.unreached if (ended := self._ended.get(i)) is not None]
-                requests = question.requests + remembered
+        for number, pending in tuple(self._pending.items()):
+            if not pending.asked and self._orphans.isdisjoint(pending.unreached):
+                del self._pending[number]
+                remembered = [ended for i in pending.unreached if (ended := self._ended.get(i)) is not None]
+                requests = pending.requests + remembered
                 yield (
-                    question.asker,
-                    CancelledByName(sequence=question.sequence, requests=requests, unreached=question.unreached),
+                    pending.asker,
+                    CancelledByName(sequence=pending.sequence, requests=requests, unreached=pending.unreached),
                 )

@@ -210,13 +210,13 @@ class EngineServer:
             case wire.FinishItem(request=number, index=index):
                 self._finish(connection.requests.get(number), index)
             case wire.Stall(request=number):
-                self._pace(connection.requests.get(number), stalled=True)
+                self._set_stalled(connection.requests.get(number), stalled=True)
             case wire.Resume(request=number):
-                self._pace(connection.requests.get(number), stalled=False)
+                self._set_stalled(connection.requests.get(number), stalled=False)
             case wire.CancelByName():
                 self._cancel_by_name(connection, message)
             case wire.CancelledByName():
-                self._relay.hear(connection.number, message)
+                self._relay.note_answer(connection.number, message)
                 self._answer()
             case wire.AskLedger(sequence=sequence, holders=False):
                 self._report(connection, sequence, self._snapshot)
@@ -267,7 +267,7 @@ class EngineServer:
         entry.finished.add(index)
         self._order(Finish(entry.number, index))
 
-    def _pace(self, entry: _Open | None, *, stalled: bool) -> None:
+    def _set_stalled(self, entry: _Open | None, *, stalled: bool) -> None:
         if entry is None or entry.cancelled or entry.stalled is stalled:
             self._unmatched += 1
             return

@@ -37,8 +37,8 @@ from tenure.engine.orders import (
     Stall,
     Stop,
 )
-from tenure.engine.pace import Pace
 from tenure.engine.stats import EngineStats
+from tenure.engine.step_tuner import StepTuner
 
 logger = logging.getLogger("tenure.engine")
 
@@ -69,7 +69,7 @@ class EngineLoop:
         runner: ModelRunner,
         orders: "queue.Queue[Order]",
         port: Port,
-        pace: Pace,
+        tuner: StepTuner,
         clock: Callable[[], float] = time.monotonic,
         depth: int = 0,
     ) -> None:
@@ -81,11 +81,11 @@ class EngineLoop:
         self._runner = runner
         self._orders = orders
         self._port = port
-        self._pace = pace
+        self._tuner = tuner
         self._stats = EngineStats()
         self._clock = clock
         self._audit = IdleAudit(scheduler, clock)
-        self._asked = False  # for the holders
+        self._holders_requested = False  # for the holders
 
     def run(self) -> None:
         """Run until a `Stop` arrives."""
@@ -93,9 +93,9 @@ class EngineLoop:
         idle = True
         while self._receive(wait=idle):
             self._expire()
-            plan = self._scheduler.plan(self._pace.budget())
-            if self._asked:  # shown now that it is planned who runs: an item may need no more than this step
-                self._asked = False
+            plan = self._scheduler.plan(self._tuner.budget())
+            if self._holders_requested:  # shown after planning, since this step may be all that an item needs
+                self._holders_requested = False
                 self._port.show(self._snapshot(holders=True))
             if plan is not None:
                 self._launch(plan)
@@ -111,9 +111,9 @@ class EngineLoop:
             order = self._next_order() if wait else self._orders.get_nowait()
             while not isinstance(order, Stop):
                 if isinstance(order, ShowHolders):
-                    self._asked = True
+                    self._holders_requested = True
                 else:
-                    ended += self._obey(order)
+                    ended += self._apply(order)
                     changed = True
                 order = self._orders.get_nowait()
         except queue.Empty:
@@ -130,9 +130,9 @@ class EngineLoop:
             except queue.Empty:
                 self._audit.run()
                 self._publish()
-        return self._orders.get(timeout=self._patience())
+        return self._orders.get(timeout=self._wait_timeout())
 
-    def _patience(self) -> float | None:
+    def _wait_timeout(self) -> float | None:
         """How long to wait for an order: until somebody's time is up, though an hour at most."""
         deadline = self._scheduler.next_deadline
         return None if deadline is None else min(max(0.0, deadline - self._clock()), 3600.0)
@@ -143,7 +143,7 @@ class EngineLoop:
         if deadline is not None and (now := self._clock()) >= deadline:
             self._tell([], self._scheduler.expire(now))
 
-    def _obey(self, order: Change) -> list[Request]:
+    def _apply(self, order: Change) -> list[Request]:
         match order:
             case Add(make):
                 self._scheduler.add(request := make())
@@ -159,7 +159,7 @@ class EngineLoop:
         return []
 
     def _launch(self, plan: StepPlan) -> None:
-        self._pace.prepare()
+        self._tuner.prepare()
         launched = _Launched(plan, self._clock())
         self._in_flight.append(launched)
         self.progress = Progress(self._in_flight[0].plan.number, runs=True)
@@ -179,7 +179,7 @@ class EngineLoop:
         self.progress = Progress(plan.number + len(self._in_flight), runs=bool(self._in_flight))
         now = self._clock()
         seconds, self._landed_at = now - max(launched.at, self._landed_at), now
-        self._pace.learn(plan, seconds)
+        self._tuner.learn(plan, seconds)
         self._stats.step(plan, seconds)
         self._tell(effects.outputs, effects.ended, plan.number)
 

@@ -24,7 +24,7 @@ from tenure.engine.engine_server import EngineServer
 from tenure.engine.io_thread import IOThread
 from tenure.engine.loop import EngineLoop
 from tenure.engine.orders import Order
-from tenure.engine.pace import Pace
+from tenure.engine.step_tuner import StepTuner
 from tenure.engine.threads import ThreadGovernor
 from tenure.errors import CallerError, ResourceError
 from tenure.observe.logs import configure_logging
@@ -67,14 +67,14 @@ def main() -> int:
 
 def _run(engine: Engine, config: EngineConfig, io_thread: IOThread, report: int) -> None:
     orders: queue.Queue[Order] = queue.Queue(_ORDERS_PER_ITEM * engine.card.most_items)
-    pace = Pace(
+    tuner = StepTuner(
         engine.estimator,
         max_tokens=config.max_num_batched_tokens,
         step_time=config.step_time,
         governor=ThreadGovernor(torch.get_num_threads(), engine.results.set_threads) if config.step_time else None,
     )
     depth = int(config.async_scheduling)
-    loop = EngineLoop(engine.scheduler, engine.runner, orders, io_thread, pace, depth=depth)
+    loop = EngineLoop(engine.scheduler, engine.runner, orders, io_thread, tuner, depth=depth)
     limits = GateLimits(
         items=engine.card.most_items,
         tokens=engine.card.most_prompt_tokens,

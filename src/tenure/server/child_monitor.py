@@ -111,13 +111,13 @@ class ChildMonitor:
     async def _watch(self, process: Process) -> None:
         reason = ""
         while not reason:
-            await anyio.sleep(watchdog.LOOK_INTERVAL)
-            reason = self._watchdog.judge(process.pid)
+            await anyio.sleep(watchdog.CHECK_INTERVAL)
+            reason = self._watchdog.check(process.pid)
         logger.error("the %s is killed: %s", self._spec.name, reason)
         signal_child(process, signal.SIGKILL)
 
     def _on_report(self, report: AnyReport) -> None:
-        self._watchdog.hear(report)
+        self._watchdog.note_report(report)
         if isinstance(report, Failed):
             self._failed = report
         if not isinstance(report, Alive):

@@ -18,9 +18,9 @@ class Readiness:
         self._complete = complete
         self._cards: dict[int, ModelCard] = {}
         self._serving: set[int] = set()
-        self._told = False
+        self._announced = False
 
-    def hear(self, number: int, report: AnyReport) -> None:
+    def note_report(self, number: int, report: AnyReport) -> None:
         """Take the report of an engine or an API process, each counted from 0.
 
         An API process may say that every model is ready before the last engine's own words have been read.
@@ -29,13 +29,13 @@ class Readiness:
             self._cards[number] = report.card
         elif isinstance(report, Serving):
             self._serving.add(number)
-        self._tell()
+        self._announce_if_complete()
 
     def left(self, worker: int) -> None:
         self._serving.discard(worker)
-        self._told = False
+        self._announced = False
 
-    def _tell(self) -> None:
-        if not self._told and len(self._cards) == self._engines and len(self._serving) == self._workers:
-            self._told = True
+    def _announce_if_complete(self) -> None:
+        if not self._announced and len(self._cards) == self._engines and len(self._serving) == self._workers:
+            self._announced = True
             self._complete([self._cards[engine] for engine in range(self._engines)])

@@ -117,7 +117,7 @@ class Supervisor:
                 module="tenure.engine.main",
                 config=config,
                 descriptors=(engine_listener.fileno(),),
-                on_report=partial(readiness.hear, number),
+                on_report=partial(readiness.note_report, number),
                 environment=_ENGINE_ENVIRONMENT,
             )
             restart = self._config.on_engine_death == "restart"
@@ -148,14 +148,14 @@ class Supervisor:
                 module="tenure.api.main",
                 config=config,
                 descriptors=(counters.descriptor, *(listener.fileno() for listener in listeners)),
-                on_report=partial(readiness.hear, number),
+                on_report=partial(readiness.note_report, number),
             )
-            close_worker, limit = partial(self._bury, counters, readiness, config), self._config.api_heartbeat_timeout
-            monitors.append(ChildMonitor(spec, restart=True, silence=limit, work=limit, after_death=close_worker))
+            close, limit = partial(self._close_worker, counters, readiness, config), self._config.api_heartbeat_timeout
+            monitors.append(ChildMonitor(spec, restart=True, silence=limit, work=limit, after_death=close))
         return monitors
 
-    def _bury(self, counters: SharedCounters, readiness: Readiness, worker: ApiConfig) -> None:
-        """An API process is gone: its open requests end as `worker_lost`."""
+    def _close_worker(self, counters: SharedCounters, readiness: Readiness, worker: ApiConfig) -> None:
+        """Count the open requests of an API process that has ended as `worker_lost`."""
         readiness.left(worker.worker)
         lost = counters.close_worker(worker.worker)
         self._cut_off += lost

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from tenure.process.reports import Alive, AnyReport
 
-LOOK_INTERVAL = 0.5
+CHECK_INTERVAL = 0.5
 """Seconds between two looks."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ProcessState:
     """What Linux says of a process."""
 
     runnable: bool
@@ -30,7 +30,7 @@ class Look:
     """Processor time that its main thread has used."""
 
 
-def look_at(pid: int) -> Look:
+def process_state(pid: int) -> ProcessState:
     """Read the states of a process's threads. Raises OSError, also when it is gone."""
     runnable, seconds = False, 0.0
     for thread in os.listdir(f"/proc/{pid}/task"):
@@ -39,7 +39,7 @@ def look_at(pid: int) -> Look:
             runnable |= state in "RD"
             if thread == str(pid):
                 seconds = (int(numbers[10]) + int(numbers[11])) / _TICKS  # utime, stime
-    return Look(runnable, seconds)
+    return ProcessState(runnable, seconds)
 
 
 class Watchdog:
@@ -49,38 +49,38 @@ class Watchdog:
     or asleep between reports, that its main thread may take for a step (an API process: for a turn of its event loop).
     """
 
-    def __init__(self, silence: float, work: float, look: Callable[[int], Look] = look_at) -> None:
+    def __init__(self, silence: float, work: float, state_of: Callable[[int], ProcessState] = process_state) -> None:
         self._limits = silence, work
-        self._look = look
-        self._heard = self._went_on = False
+        self._process_state = state_of
+        self._reported = self._went_on = False
         self._step = 0
         self._silent = 0.0
         self._worked = float("-inf")  # until its first report it may work as long as it takes
         self._seconds: float | None = None
 
-    def hear(self, report: AnyReport) -> None:
+    def note_report(self, report: AnyReport) -> None:
         """Take a report of the child."""
-        self._heard = True
+        self._reported = True
         if isinstance(report, Alive):
             self._went_on |= not report.busy or report.step != self._step
             self._step = report.step
 
-    def judge(self, pid: int) -> str:
-        """Why the child is to be taken for dead; empty while it is not. To be called every `LOOK_INTERVAL`."""
-        heard, went_on = self._heard, self._went_on
-        self._heard = self._went_on = False
+    def check(self, pid: int) -> str:
+        """Why the child is to be taken for dead; empty while it is not. To be called every `CHECK_INTERVAL`."""
+        reported, went_on = self._reported, self._went_on
+        self._reported = self._went_on = False
         if went_on:
             self._silent, self._worked, self._seconds = 0.0, 0.0, None
             return ""
         try:
-            now = self._look(pid)
+            now = self._process_state(pid)
         except OSError:  # for want of a descriptor; or it is gone, which has other signs
             return ""
         ran = 0.0 if self._seconds is None else now.seconds - self._seconds
-        asleep = 0.0 if now.runnable or ran else LOOK_INTERVAL
+        asleep = 0.0 if now.runnable or ran else CHECK_INTERVAL
         self._seconds = now.seconds
         self._worked += ran
-        if heard:
+        if reported:
             self._silent = 0.0
             self._worked += asleep
         else:

@@ -13,7 +13,7 @@ from starlette.types import Send
 from tenure.api.common.context import AppContext
 from tenure.api.common.json_parts import Part, joined, json_parts
 from tenure.api.common.reading import Circumstances, Offer, Reading, translate
-from tenure.client import EngineClient, GenerationHandle, Opener
+from tenure.client import EngineClient, EngineTarget, GenerationHandle
 from tenure.config import HttpLimits
 from tenure.http import errors
 from tenure.http.errors import ApiError
@@ -110,13 +110,13 @@ class Call:
     def _circumstances(self) -> Circumstances:
         offers = [
             Offer(served.names, served.tasks, tuple(map(_window, served.engines)))
-            for served in self.context.fleet.models
+            for served in self.context.models.models
         ]
         return Circumstances(self.route, tuple(offers), self.options.rank, self.headers.get("x-vllm-priority"))
 
-    def engine(self, model: str) -> Opener:
+    def engine(self, model: str) -> EngineTarget:
         """All engines of the model that a reader chose, unless the request demands one of them."""
-        served, rank = self.context.fleet[model], self.options.rank
+        served, rank = self.context.models[model], self.options.rank
         return served if rank is None else served.engines[rank]
 
     async def compute(self, work: Callable[[], T], size: int) -> T:
@@ -173,14 +173,14 @@ class Call:
         return errors.internal_error() if known is None else known
 
     @asynccontextmanager
-    async def generation(self, opener: Opener, submit: Submit) -> AsyncIterator[GenerationHandle]:
-        """As `opener.open(submit)`, with this request's deadlines, and followed by its journal.
+    async def generation(self, target: EngineTarget, submit: Submit) -> AsyncIterator[GenerationHandle]:
+        """As `target.open(submit)`, with this request's deadlines, and followed by its journal.
 
         Set `model` before. Raises ApiError when the deadline has passed already.
         """
         watch = self._journal.follow(submit)
         submit = self._with_options(submit)
-        async with opener.open(submit, self._exchange.outcome) as handle:
+        async with target.open(submit, self._exchange.outcome) as handle:
             handle.watch(watch)
             yield handle
 

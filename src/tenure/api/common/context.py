@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tenure.api.common.reading import Readers
-from tenure.client import EndNamed, Fleet, no_requests
+from tenure.client import EndNamed, ServedModels, no_requests
 from tenure.config import ApiSettings
 from tenure.observe.counters import CountersSnapshot
 from tenure.process.compute_threads import Workers
@@ -31,7 +31,7 @@ class Notices:
 class AppContext:
     """Everything a handler may use."""
 
-    fleet: Fleet
+    models: ServedModels
     texts: Mapping[str, TextModel]
     """By first served name."""
     settings: ApiSettings

@@ -17,7 +17,7 @@ import msgspec
 
 from tenure.api.common.json_parts import Part
 from tenure.client import GenerationFailed, ModelNotFound, ModelNotSupported, Refusal
-from tenure.client.fleet import find_model
+from tenure.client.served_models import find_model
 from tenure.config import ApiSettings, HttpLimits
 from tenure.errors import CallerError
 from tenure.http import errors

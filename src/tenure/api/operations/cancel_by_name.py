@@ -61,7 +61,7 @@ async def cancel(context: AppContext, ids: Sequence[str], labels: Sequence[str],
         group.start_soon(ask, context.end_named, CancelByName(sequence=0, ids=own, labels=list(labels), owner=owner))
         if others or labels:
             names = CancelByName(sequence=0, ids=others, labels=list(labels), owner=owner)
-            group.start_soon(ask, context.fleet.cancel_by_name, names)
+            group.start_soon(ask, context.models.cancel_by_name, names)
     if unsure and not found:
         raise errors.engine_unavailable("Not every process of the server could be asked; try again shortly.")
     return list(found.values())

@@ -17,7 +17,7 @@ from tenure.api.operations.cancel_routes import (
     read_names,
 )
 from tenure.api.operations.docs_page import PAGE
-from tenure.client import Served
+from tenure.client import ServedModel
 from tenure.http.errors import engine_unavailable, model_not_found
 from tenure.http.routes import Description, Handler, Route
 from tenure.observe.metrics import CONTENT_TYPE, Readings, metrics_text, tenure_families
@@ -78,18 +78,18 @@ class LoadReply(msgspec.Struct, frozen=True):
 
 
 async def list_models(call: Call) -> None:
-    fleet = call.context.fleet
-    entries = [_entry(call.context, served, name) for served in fleet.models for name in served.names]
+    models = call.context.models
+    entries = [_entry(call.context, served, name) for served in models.models for name in served.names]
     await call.respond_json(ModelList(data=entries))
 
 
 async def show_model(call: Call) -> None:
-    name, fleet = call.path_params["model"], call.context.fleet
-    for served in fleet.models:
+    name, models = call.path_params["model"], call.context.models
+    for served in models.models:
         if name in served.names:
             await call.respond_json(_entry(call.context, served, name))
             return
-    raise model_not_found(name, fleet.names)
+    raise model_not_found(name, models.names)
 
 
 async def health(call: Call) -> None:
@@ -106,7 +106,7 @@ async def ready(call: Call) -> None:
     context = call.context
     if context.draining():
         raise engine_unavailable("The server is draining.")
-    waiting = [served.name for served in context.fleet.models if not served.ready]
+    waiting = [served.name for served in context.models.models if not served.ready]
     if waiting:
         raise engine_unavailable(f"Not ready yet: {', '.join(waiting)}.")
     await call.respond(200, b"")
@@ -122,7 +122,7 @@ async def load(call: Call) -> None:
 
 async def ledger(call: Call) -> None:
     context = call.context
-    engines = await context.fleet.ledgers(LEDGER_TIMEOUT, holders=True)
+    engines = await context.models.ledgers(LEDGER_TIMEOUT, holders=True)
     http = context.counts()
     reply = ServerLedger(
         conserved=all(engine.conserved for engine in engines if engine.answering),
@@ -136,8 +136,8 @@ async def ledger(call: Call) -> None:
 
 async def metrics(call: Call) -> None:
     context = call.context
-    engines = await context.fleet.ledgers(LEDGER_TIMEOUT)
-    cards = [served.card for served in context.fleet.models if served.card is not None]
+    engines = await context.models.ledgers(LEDGER_TIMEOUT)
+    cards = [served.card for served in context.models.models if served.card is not None]
     readings = Readings(context.settings.version, context.counts(), engines, cards)
     # Made in a thread: it takes some milliseconds, for which streams would stand still.
     text = await anyio.to_thread.run_sync(_metrics_text, readings, context.settings.vllm_metrics)
@@ -156,7 +156,7 @@ async def docs(call: Call) -> None:
     await call.respond(200, PAGE.encode(), media_type="text/html; charset=utf-8")
 
 
-def _entry(context: AppContext, served: Served, name: str) -> ModelEntry:
+def _entry(context: AppContext, served: ServedModel, name: str) -> ModelEntry:
     card = served.card
     text: TextModel | None = context.texts.get(served.name)
     created = text.created if text is not None else 0

@@ -6,7 +6,7 @@ from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.threads import ThreadGovernor
 
 
-class Pace:
+class StepTuner:
     """`step_time` in seconds, 0 for no bound; `max_tokens` bounds a step's tokens.
 
     Without a `governor` the number of threads stays as it is.

@@ -1,6 +1,6 @@
 """All models that this server serves, and the engines of each.
 
-A model with several engines is one to its callers: `Served.open` asks one engine after the other, and a request that is
+`ServedModel.open` asks the engines of a model one after the other until one admits the request; a request that is
 refused by one is in none when the next is asked.
 """
 
@@ -37,7 +37,7 @@ class ModelNotSupported(CallerError):
         self.tasks = tuple(tasks)
 
 
-class Served:
+class ServedModel:
     """One model, by its served names (the first is the one in replies), and its engines.
 
     `first` is the engine that is asked first when all have the same load; API processes differ in it.
@@ -52,7 +52,7 @@ class Served:
         self._first = first
 
     def __repr__(self) -> str:
-        return f"<Served {', '.join(self.names)}: {sum(engine.ready for engine in self.engines)} ready>"
+        return f"<ServedModel {', '.join(self.names)}: {sum(engine.ready for engine in self.engines)} ready>"
 
     @property
     def name(self) -> str:
@@ -101,11 +101,11 @@ class Served:
         return engine.outstanding_tokens, engine.open_requests, (index - self._first) % len(self.engines)
 
 
-Opener = EngineClient | Served
+EngineTarget = EngineClient | ServedModel
 """Has requests admitted: one engine, or all engines of a model."""
 
 
-class Offered(Protocol):
+class NamedModel(Protocol):
     """A model, as its callers choose it. The first name is the one in replies."""
 
     @property
@@ -115,10 +115,10 @@ class Offered(Protocol):
     def tasks(self) -> tuple[str, ...]: ...
 
 
-OfferedT = TypeVar("OfferedT", bound=Offered)
+ModelT = TypeVar("ModelT", bound=NamedModel)
 
 
-def find_model(models: Sequence[OfferedT], name: str | None, *tasks: str) -> OfferedT:
+def find_model(models: Sequence[ModelT], name: str | None, *tasks: str) -> ModelT:
     """The model called `name`, or the first, that supports one of `tasks`; none are asked for when none are given.
 
     Raises ModelNotFound, ModelNotSupported.
@@ -132,10 +132,10 @@ def find_model(models: Sequence[OfferedT], name: str | None, *tasks: str) -> Off
     raise ModelNotSupported(name or candidates[0].names[0], candidates[0].tasks)
 
 
-class Fleet:
+class ServedModels:
     """The models in the order of the command line."""
 
-    def __init__(self, models: Sequence[Served]) -> None:
+    def __init__(self, models: Sequence[ServedModel]) -> None:
         self.models = tuple(models)
         self._by_name = {name: served for served in self.models for name in served.names}
 
@@ -148,7 +148,7 @@ class Fleet:
     def ready(self) -> bool:
         return all(served.ready for served in self.models)
 
-    def __getitem__(self, name: str) -> Served:
+    def __getitem__(self, name: str) -> ServedModel:
         """The model with this name. Raises KeyError."""
         return self._by_name[name]
 

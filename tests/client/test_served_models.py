@@ -7,8 +7,8 @@ import anyio
 import msgspec
 import pytest
 
-from tenure.client import EndOfGeneration, Fleet, ModelNotFound, ModelNotSupported, Refusal, Served
-from tenure.client.fleet import find_model
+from tenure.client import EndOfGeneration, ModelNotFound, ModelNotSupported, Refusal, ServedModel, ServedModels
+from tenure.client.served_models import find_model
 from tenure.outcomes import Outcome
 from tenure.token_lists import TokenLists
 from tenure.wire import messages as wire
@@ -17,11 +17,11 @@ from tests.tasks import run, until
 from tests.wire.samples import CARD, LEDGER
 
 
-def served(*names: str, tasks: Sequence[str] = ("generate",)) -> Served:
-    return Served(names, (), tasks)
+def served(*names: str, tasks: Sequence[str] = ("generate",)) -> ServedModel:
+    return ServedModel(names, (), tasks)
 
 
-FLEET = Fleet(
+MODELS = ServedModels(
     [
         served("embedder", tasks=("embed",)),
         served("chat", "gpt-4", "org/chat"),
@@ -46,13 +46,13 @@ FLEET = Fleet(
 )
 def test_the_model_of_a_request(name: str | None, task: str, found: str) -> None:
     """Any of its names will do; without a name it is the first that can do the task."""
-    assert find_model(FLEET.models, name, task).name == found
+    assert find_model(MODELS.models, name, task).name == found
 
 
 @pytest.mark.parametrize("name", ["Chat", "chat ", "chat-2", "tiny"])
 def test_an_unknown_model_is_answered_with_the_known_ones(name: str) -> None:
     with pytest.raises(ModelNotFound) as caught:
-        find_model(FLEET.models, name, "generate")
+        find_model(MODELS.models, name, "generate")
     assert caught.value.name == name
     assert caught.value.names == ("embedder", "chat", "gpt-4", "org/chat", "other-chat", "ranker")
 
@@ -64,7 +64,7 @@ def test_an_unknown_model_is_answered_with_the_known_ones(name: str) -> None:
 def test_a_model_that_cannot_do_it(name: str | None, task: str, tasks: tuple[str, ...]) -> None:
     """Another model is never taken in its place."""
     with pytest.raises(ModelNotSupported) as caught:
-        find_model(FLEET.models, name, task)
+        find_model(MODELS.models, name, task)
     assert caught.value.name == (name or "embedder")
     assert caught.value.tasks == tasks
 
@@ -74,7 +74,7 @@ class Rigs:
 
     def __init__(self, rigs: Sequence[Bench]) -> None:
         self.rigs = rigs
-        self.model = Served(["tiny"], [rig.client for rig in rigs], ["generate"])
+        self.model = ServedModel(["tiny"], [rig.client for rig in rigs], ["generate"])
         self.engines: list[Conversation] = []
 
     async def ready(self) -> None:
@@ -133,7 +133,7 @@ def test_api_processes_begin_with_different_engines() -> None:
     async def scenario() -> None:
         async with three() as rigs:
             await rigs.ready()
-            model = Served(["tiny"], rigs.model.engines, ["generate"], first=4)
+            model = ServedModel(["tiny"], rigs.model.engines, ["generate"], first=4)
             async with anyio.create_task_group() as group:
                 for index in (1, 2, 0, 1):
                     group.start_soon(Stream(model).run)
@@ -277,8 +277,10 @@ Known = list[wire.CancelledRequest] | None
 OVER = [wire.CancelledRequest(f"cmpl-{number}", Outcome.ABORTED, 0.5) for number in range(3)]
 
 
-async def named(fleet: Fleet, answers: list[Known], *ids: str) -> None:
-    answers.append(await fleet.cancel_by_name(wire.CancelByName(sequence=0, ids=list(ids), labels=["job"], owner="me")))
+async def named(models: ServedModels, answers: list[Known], *ids: str) -> None:
+    answers.append(
+        await models.cancel_by_name(wire.CancelByName(sequence=0, ids=list(ids), labels=["job"], owner="me"))
+    )
 
 
 async def tell(engine: Conversation, *requests: wire.CancelledRequest, unreached: Sequence[str] = ()) -> list[str]:
@@ -296,7 +298,7 @@ def test_a_cancel_by_name_goes_through_one_engine() -> None:
         async with three() as rigs:
             await rigs.ready()
             async with anyio.create_task_group() as group:
-                group.start_soon(named, Fleet([rigs.model]), answers, "cmpl-0", "cmpl-1")
+                group.start_soon(named, ServedModels([rigs.model]), answers, "cmpl-0", "cmpl-1")
                 assert await tell(rigs.engines[0], *OVER[:1]) == ["cmpl-0", "cmpl-1"]
             assert answers == [OVER[:1]]
             for engine, rig in zip(rigs.engines[1:], rigs.rigs[1:], strict=True):
@@ -313,7 +315,7 @@ def test_ids_that_one_engine_reaches_nobody_for_are_put_to_the_next() -> None:
         async with three() as rigs:
             await rigs.ready()
             async with anyio.create_task_group() as group:
-                group.start_soon(named, Fleet([rigs.model]), answers, "cmpl-0", "cmpl-1", "cmpl-2")
+                group.start_soon(named, ServedModels([rigs.model]), answers, "cmpl-0", "cmpl-1", "cmpl-2")
                 await tell(rigs.engines[0], OVER[0], unreached=["cmpl-1", "cmpl-2"])
                 assert await tell(rigs.engines[1], OVER[1], unreached=["cmpl-2"]) == ["cmpl-1", "cmpl-2"]
                 assert await tell(rigs.engines[2], unreached=["cmpl-2"]) == ["cmpl-2"]
@@ -331,7 +333,7 @@ def test_a_cancel_by_name_says_when_somebody_did_not_answer(known: bool) -> None
         async with three() as rigs:
             await rigs.ready()
             async with anyio.create_task_group() as group:
-                group.start_soon(named, Fleet([rigs.model]), answers, "cmpl-0")
+                group.start_soon(named, ServedModels([rigs.model]), answers, "cmpl-0")
                 await tell(rigs.engines[0], unreached=["cmpl-0"])
                 await rigs.engines[1].hear(wire.CancelByName)
                 await rigs.engines[1].hang_up()
@@ -346,15 +348,15 @@ def test_ledgers_of_all_engines_and_a_mark_for_the_silent_one() -> None:
 
     async def scenario() -> None:
         async with bench() as first, bench() as second, bench() as third:
-            pair = Served(["a"], [first.client, second.client], ["generate"])
-            fleet = Fleet([pair, Served(["b"], [third.client], ["generate"])])
-            assert not fleet.ready
+            pair = ServedModel(["a"], [first.client, second.client], ["generate"])
+            models = ServedModels([pair, ServedModel(["b"], [third.client], ["generate"])])
+            assert not models.ready
             spoken = [await rig.accept_ready() for rig in (first, second, third)]
-            assert fleet.ready
+            assert models.ready
             found: list[wire.EngineLedger] = []
 
             async def ask() -> None:
-                found.extend(await fleet.ledgers(timeout=0.2))
+                found.extend(await models.ledgers(timeout=0.2))
 
             async with anyio.create_task_group() as group:
                 group.start_soon(ask)
@@ -375,11 +377,13 @@ def test_ledgers_of_all_engines_and_a_mark_for_the_silent_one() -> None:
 def test_the_fleet_keeps_all_its_engines_connected() -> None:
     async def scenario() -> None:
         async with bench() as first, bench() as second:
-            fleet = Fleet([Served(["a"], [first.client], ["generate"]), Served(["b"], [second.client], ["generate"])])
+            models = ServedModels(
+                [ServedModel(["a"], [first.client], ["generate"]), ServedModel(["b"], [second.client], ["generate"])]
+            )
             async with anyio.create_task_group() as group:
-                group.start_soon(fleet.wait_ready)
+                group.start_soon(models.wait_ready)
                 await second.accept_ready()
                 await first.accept_ready()
-            assert fleet.names == ("a", "b")
+            assert models.names == ("a", "b")
 
     run(scenario)
