@@ -25,7 +25,8 @@ from benchmarks.connection import connect
 from benchmarks.servers import at_rest, engine_socket, tenure
 from benchmarks.texts import Texts
 from benchmarks.workload import DOCUMENTS
-from tenure.client import EngineClient, Refusal
+from tenure.client import EngineClient
+from tenure.errors import Refusal
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.process.system import request_short_time_slices
 from tenure.sampling import SamplingParams

@@ -2,4 +2,7 @@
 
 from hypothesis import settings
 
+# On a busy machine an example may take long.
+settings.register_profile("ci", deadline=None)
+settings.load_profile("ci")
 settings.register_profile("soak", max_examples=5_000, deadline=None, database=None, derandomize=False)

@@ -24,5 +24,29 @@ class EndingError(TenureError):
     outcome: Outcome
 
 
+class Refusal(ResourceError, EndingError):
+    """A request is not admitted, and nothing of it is held: an engine's gate makes one, its caller raises it.
+
+    `code` is the error code of the HTTP API. `retry_after`: seconds after which there should be room; None where nobody
+    knows, or waiting would not help.
+    """
+
+    def __init__(self, outcome: Outcome, code: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.code = code
+        self.message = message
+        self.retry_after = retry_after
+
+
+def too_large(items: int, tokens: int, most_items: int, most_tokens: int) -> Refusal | None:
+    """The refusal of a request that is larger by itself than a limit of its engine; None for one that is not."""
+    for what, wanted, limit in (("items", items, most_items), ("prompt tokens", tokens, most_tokens)):
+        if wanted > limit:
+            message = f"the request has {wanted} {what}; this server takes at most {limit} at a time"
+            return Refusal(Outcome.INVALID, "invalid_request", message)
+    return None
+
+
 class InternalError(TenureError):
     """Our bug: an invariant does not hold."""

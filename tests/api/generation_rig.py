@@ -14,9 +14,10 @@ from tenure.api.app import build_app
 from tenure.api.common.context import AppContext
 from tenure.api.operations.cancel_by_name import end_named
 from tenure.checkpoints.profile import ModelProfile
-from tenure.client import EndOfGeneration, GenerationFailed, Refusal, ServedModel, ServedModels, Watcher
+from tenure.client import EndOfGeneration, GenerationFailed, ServedModel, ServedModels, Watcher
 from tenure.client.engine import client_left
 from tenure.config import ApiSettings, HttpLimits, KeyRing
+from tenure.errors import Refusal
 from tenure.observe.counters import CountersSnapshot, WorkStage
 from tenure.observe.reporting import RequestObserver
 from tenure.outcomes import FinishReason, Outcome

@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from tenure.api.operations.cancel_by_name import cancel
-from tenure.client import EndOfGeneration, Refusal
+from tenure.client import EndOfGeneration
 from tenure.client.engine import client_left
+from tenure.errors import Refusal
 from tenure.outcomes import Outcome
 from tenure.wire.messages import CancelByName, CancelledByName, CancelledRequest, ItemOutput, Submit
 from tests.api.generation_rig import FakeEngine, FakeHandle, Rig

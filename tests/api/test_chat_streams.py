@@ -2,7 +2,8 @@
 
 import pytest
 
-from tenure.client import GenerationFailed, Refusal
+from tenure.client import GenerationFailed
+from tenure.errors import Refusal
 from tenure.outcomes import Outcome
 from tests.api.generation_rig import END, LENGTH, STOP, ByteTokenizer, Rig, events, output, row, undated
 

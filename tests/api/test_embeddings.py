@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tenure.checkpoints.profile import ModelProfile
-from tenure.client import GenerationFailed, Refusal
+from tenure.client import GenerationFailed
 from tenure.config import ApiSettings
+from tenure.errors import Refusal
 from tenure.outcomes import Outcome
 from tenure.pooling import PoolingTask
 from tests.api.generation_rig import assert_refused

@@ -6,8 +6,9 @@ import anyio
 import numpy as np
 import pytest
 
-from tenure.client import GenerationFailed, Refusal
+from tenure.client import GenerationFailed
 from tenure.config import ApiSettings, HttpLimits
+from tenure.errors import Refusal
 from tenure.outcomes import Outcome
 from tests.api.generation_rig import BEGIN, END
 from tests.api.pooling_rig import CLASSIFIER, CROSS_ENCODER, EMBEDDER, LATE_INTERACTION, pooling_rig

@@ -10,8 +10,9 @@ import anyio
 import msgspec
 import pytest
 
-from tenure.client import GenerationFailed, Refusal
+from tenure.client import GenerationFailed
 from tenure.client.generation import HandleState
+from tenure.errors import Refusal
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
 from tests.client.engines import Bench, Conversation, Stream, bench, output, run_within

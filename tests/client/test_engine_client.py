@@ -8,11 +8,10 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from tenure.client import EndOfGeneration, EngineClient, GenerationFailed, GenerationHandle, Refusal
+from tenure.client import EndOfGeneration, EngineClient, GenerationFailed, GenerationHandle
 from tenure.client.generation import STALL_ABOVE, size_of
 from tenure.core.admission import Gate, GateLimits
-from tenure.core.admission import Refusal as GateRefusal
-from tenure.errors import EndingError
+from tenure.errors import EndingError, Refusal
 from tenure.outcomes import Outcome
 from tenure.pooling import Pooled, PoolingParams, PoolingTask
 from tenure.sampling import TokenLogprobs
@@ -552,7 +551,7 @@ def test_what_can_never_be_admitted_is_not_sent(submit: wire.Submit) -> None:
                 async with rig.client.open(submit):
                     pass
             answer = Gate(limits).ask(submit.prompts, submit.n)
-            assert isinstance(answer, GateRefusal)
+            assert isinstance(answer, Refusal)
             told = refused.value
             assert (told.outcome, told.code, told.message) == (answer.outcome, answer.code, answer.message)
             async with anyio.create_task_group() as group:

@@ -7,8 +7,9 @@ import anyio
 import msgspec
 import pytest
 
-from tenure.client import EndOfGeneration, ModelNotFound, ModelNotSupported, Refusal, ServedModel, ServedModels
+from tenure.client import EndOfGeneration, ModelNotFound, ModelNotSupported, ServedModel, ServedModels
 from tenure.client.served_models import find_model
+from tenure.errors import Refusal
 from tenure.outcomes import Outcome
 from tenure.token_lists import TokenLists
 from tenure.wire import messages as wire

@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenure.core.admission import Gate, GateLimits, Permit, Refusal
+from tenure.core.admission import Gate, GateLimits, Permit
 from tenure.core.ledger import LedgerError
+from tenure.errors import Refusal
 from tenure.outcomes import Outcome
 from tenure.token_lists import TokenLists
 

@@ -7,8 +7,9 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tenure.client import EngineClient, Refusal, ServedModel, ServedModels
+from tenure.client import EngineClient, ServedModel, ServedModels
 from tenure.config import ApiSettings
+from tenure.errors import Refusal
 from tenure.observe.counters import HISTOGRAMS, CounterSchema, SharedCounters, WorkStage
 from tenure.observe.metric_table import TABLE, Kind
 from tenure.observe.metrics import Readings, metrics_text, tenure_families

@@ -36,7 +36,11 @@ def test_chat_and_rerank_on_one_port(reranker: ServerProcess) -> None:
     body = {"model": "reranker", "query": QUERY, "documents": DOCUMENTS}
     results = answered(http.post("/v1/rerank", json=body))["results"]
     message = {"role": "user", "content": "Hello"}
-    chat = answered(http.post("/v1/chat/completions", json={"model": "chat", "messages": [message], "max_tokens": 4}))
+    chat = answered(
+        http.post(
+            "/v1/chat/completions", json={"model": "chat", "messages": [message], "max_tokens": 4, "ignore_eos": True}
+        )
+    )
     again = answered(http.post("/score", json={"model": "reranker", "queries": QUERY, "documents": DOCUMENTS}))
     assert chat["choices"][0]["message"]["content"]
     assert chat["usage"]["completion_tokens"] == 4

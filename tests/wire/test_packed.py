@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.core.admission import Gate, GateLimits, Refusal
+from tenure.core.admission import Gate, GateLimits
+from tenure.errors import Refusal
 from tenure.sampling import SamplingParams
 from tenure.token_lists import TokenLists
 from tenure.wire.token_masks import PackedSampling, TokenMasks, attach, detach

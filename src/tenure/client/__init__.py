@@ -1,7 +1,7 @@
 """The API process's side of the wire: connections to engines, and the handles of open requests."""
 
 from tenure.client.engine import EndNamed, EngineClient, no_requests
-from tenure.client.generation import EndOfGeneration, GenerationFailed, GenerationHandle, Refusal, Watcher
+from tenure.client.generation import EndOfGeneration, GenerationFailed, GenerationHandle, Watcher
 from tenure.client.served_models import EngineTarget, ModelNotFound, ModelNotSupported, ServedModel, ServedModels
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "GenerationHandle",
     "ModelNotFound",
     "ModelNotSupported",
-    "Refusal",
     "ServedModel",
     "ServedModels",
     "Watcher",

@@ -19,8 +19,8 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from tenure.client.generation import GenerationFailed, GenerationHandle, HandleState, Refusal
-from tenure.errors import EndingError
+from tenure.client.generation import GenerationFailed, GenerationHandle, HandleState
+from tenure.errors import EndingError, Refusal, too_large
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
 from tenure.wire.framing import Channel, PeerGone
@@ -125,7 +125,9 @@ class EngineClient:
         """
         if self.card is None:
             raise unavailable()
-        _check_size(submit, self.card)
+        items, most = len(submit.prompts) * submit.n, self.card
+        if refusal := too_large(items, submit.prompts.total, most.most_items, most.most_prompt_tokens):
+            raise refusal
         handle = self._submit(submit)
         try:
             await handle.wait_admitted()
@@ -322,17 +324,6 @@ class EngineClient:
         lost, self._open = self._open, {}
         for handle in lost.values():
             handle.lose()
-
-
-def _check_size(submit: wire.Submit, card: wire.ModelCard) -> None:
-    """Raises what the engine's gate would answer."""
-    for what, wanted, limit in (
-        ("items", len(submit.prompts) * submit.n, card.most_items),
-        ("prompt tokens", submit.prompts.total, card.most_prompt_tokens),
-    ):
-        if wanted > limit:
-            message = f"the request has {wanted} {what}; this server takes at most {limit} at a time"
-            raise Refusal(Outcome.INVALID, "invalid_request", message)
 
 
 def unavailable() -> Refusal:

@@ -16,20 +16,9 @@ from typing import Protocol
 
 import anyio
 
-from tenure.errors import EndingError, ResourceError
+from tenure.errors import EndingError, Refusal, ResourceError
 from tenure.outcomes import Outcome
 from tenure.wire.messages import Ended, FinishItem, ItemOutput, Refused, Resume, Stall, ToEngine
-
-
-class Refusal(ResourceError, EndingError):
-    """The request was not admitted; nothing of it is held. `code` is the error code of the HTTP API."""
-
-    def __init__(self, outcome: Outcome, code: str, message: str, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.outcome = outcome
-        self.code = code
-        self.message = message
-        self.retry_after = retry_after
 
 
 class GenerationFailed(ResourceError, EndingError):

@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar
 import anyio
 
 from tenure.client.engine import EngineClient, client_left, unavailable
-from tenure.client.generation import GenerationHandle, Refusal
-from tenure.errors import CallerError
+from tenure.client.generation import GenerationHandle
+from tenure.errors import CallerError, Refusal
 from tenure.outcomes import FinishReason, Outcome
 from tenure.wire.messages import CancelByName, CancelledRequest, EngineLedger, ModelCard, Submit
 

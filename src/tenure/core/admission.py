@@ -12,6 +12,7 @@ import math
 import msgspec
 
 from tenure.core.ledger import LedgerError
+from tenure.errors import Refusal, too_large
 from tenure.outcomes import Outcome
 from tenure.token_lists import TokenLists
 
@@ -24,16 +25,6 @@ class GateLimits(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int
     """The most tokens of one item, prompt and output together: window or block pool, whichever is smaller."""
     vocabulary_size: int
-
-
-class Refusal(msgspec.Struct, frozen=True):
-    """Why a request is not admitted; `code` is the error code of the HTTP API."""
-
-    outcome: Outcome
-    code: str
-    message: str
-    retry_after: float | None = None
-    """Seconds after which there should be room; None where nobody knows, or waiting would not help."""
 
 
 class GateSnapshot(msgspec.Struct, frozen=True, gc=False):
@@ -112,7 +103,7 @@ class Gate:
         permit = Permit(self._asked, len(prompts) * n, prompts.total)
         refusal = (
             self._unfit(prompts, n, self.limits.capacity - (not pooled))
-            or self._too_large(permit)
+            or too_large(permit.items, permit.tokens, self.limits.items, self.limits.tokens)
             or self._full(permit, now)
         )
         if refusal:
@@ -157,17 +148,6 @@ class Gate:
         if most > longest:
             message = f"prompt {lengths.index(most)} has {most} tokens; at most {longest} fit"
             return Refusal(Outcome.INVALID, "context_length_exceeded", message)
-        return None
-
-    def _too_large(self, permit: Permit) -> Refusal | None:
-        """Larger by itself than a limit: waiting would not help."""
-        for what, wanted, limit in (
-            ("items", permit.items, self.limits.items),
-            ("prompt tokens", permit.tokens, self.limits.tokens),
-        ):
-            if wanted > limit:
-                message = f"the request has {wanted} {what}; this server takes at most {limit} at a time"
-                return Refusal(Outcome.INVALID, "invalid_request", message)
         return None
 
     def _full(self, permit: Permit, now: float) -> Refusal | None:

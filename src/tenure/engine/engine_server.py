@@ -25,13 +25,14 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from tenure.core.admission import Gate, GateLimits, Permit, Refusal
+from tenure.core.admission import Gate, GateLimits, Permit
 from tenure.core.ledger import LedgerError
 from tenure.core.report import Output
 from tenure.engine import translation
 from tenure.engine.cancel_relay import CancelRelay
 from tenure.engine.ledger_report import engine_ledger
 from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Finish, Order, Resume, ShowHolders, Stall
+from tenure.errors import Refusal
 from tenure.outcomes import Outcome
 from tenure.process.reports import HEARTBEAT_INTERVAL
 from tenure.wire import messages as wire

@@ -1,8 +1,8 @@
 """Between the words of the wire and those of the core."""
 
-from tenure.core.admission import Refusal
 from tenure.core.report import Output
 from tenure.core.request import Request, RequestSpec
+from tenure.errors import Refusal
 from tenure.wire import messages as wire
 from tenure.wire.token_masks import attach
 

@@ -16,10 +16,10 @@ import anyio
 import msgspec
 
 from tenure.api.common.json_parts import Part
-from tenure.client import GenerationFailed, ModelNotFound, ModelNotSupported, Refusal
+from tenure.client import GenerationFailed, ModelNotFound, ModelNotSupported
 from tenure.client.served_models import find_model
 from tenure.config import ApiSettings, HttpLimits
-from tenure.errors import CallerError
+from tenure.errors import CallerError, Refusal
 from tenure.http import errors
 from tenure.http.decoding import decode_body
 from tenure.http.errors import ApiError, engine_unavailable, internal_error, invalid_request
