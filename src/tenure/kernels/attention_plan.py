@@ -4,7 +4,6 @@ Legend: N query heads, S sequences, B blocks per table, I tiles, K tasks.
 """
 
 import ctypes
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,8 +20,8 @@ NO_WINDOW = 1 << 60
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
-class _Heads(ctypes.Structure):
-    """`heads_shape` of the library."""
+class Heads(ctypes.Structure):
+    """Numbers and sizes of heads and blocks: `heads_shape` of the library."""
 
     _fields_ = (
         ("num_heads", _SIZE),
@@ -32,9 +31,13 @@ class _Heads(ctypes.Structure):
         ("scale", ctypes.c_float),
     )
 
+    @classmethod
+    def of(cls, shape: AttentionShape, block_size: int) -> "Heads":
+        return cls(shape.num_heads, shape.num_kv_heads, shape.head_dim, block_size, shape.scale)
 
-class _Plan(ctypes.Structure):
-    """`attention_plan` of the library."""
+
+class AttentionPlan(ctypes.Structure):
+    """`attention_plan` of the library, of one step for all layers with one window."""
 
     _fields_ = (
         ("shape", _POINTER),
@@ -47,52 +50,20 @@ class _Plan(ctypes.Structure):
         ("num_merges", _SIZE),
         ("partials", _POINTER),
     )
+    kept: tuple[object, ...]
+    """The memory that it points to."""
 
 
 TASK_NUMBERS, MERGE_NUMBERS = 7, 3
 """Of an `attention_task` and an `attention_merge` of the library."""
 ATTENTION_LAYOUT = (
     MAX_QUERIES,
-    ctypes.sizeof(_Heads),
-    ctypes.sizeof(_Plan),
+    ctypes.sizeof(Heads),
+    ctypes.sizeof(AttentionPlan),
     TASK_NUMBERS * ctypes.sizeof(_SIZE),
     MERGE_NUMBERS * ctypes.sizeof(_SIZE),
 )
 """What `tenure_has_attention_layout` must agree with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """Numbers and sizes of heads and blocks, as a struct of the library at `address`."""
-
-    shape: AttentionShape
-    address: int
-    _kept: _Heads
-
-    @classmethod
-    def of(cls, shape: AttentionShape, block_size: int) -> "Heads":
-        struct = _Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim, block_size, shape.scale)
-        return cls(shape, ctypes.addressof(struct), struct)
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionPlan:
-    """The `attention_plan` of one step for all layers with one window; it keeps the memory alive that it points to."""
-
-    address: int
-    _kept: tuple[object, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Tiles:
-    """Neighbouring rows of one sequence, few enough for one task."""
-
-    tables_I: IntArray
-    first_rows_I: IntArray
-    num_rows_I: IntArray
-    first_positions_I: IntArray
-    first_keys_I: IntArray
-    last_keys_I: IntArray
 
 
 def plan_attention(
@@ -104,15 +75,14 @@ def plan_attention(
     window: int | None,
 ) -> AttentionPlan:
     """Plan attention for all rows of `sequences`, which are indices into the arrays; vectorised over sequences."""
-    shape, reach = heads.shape, NO_WINDOW if window is None else window
-    rows_per_tile = min(ROWS_PER_TASK, MAX_QUERIES // (shape.num_heads // shape.num_kv_heads))
-    tiles = _tiles(query_starts_S, context_lengths_S, sequences, rows_per_tile, reach)
-    tasks_K7, merges, num_partials = _tasks(tiles)
-    partials = np.empty(num_partials * shape.num_heads * (shape.head_dim + 2), dtype=np.float32)
+    reach = NO_WINDOW if window is None else window
+    rows_per_tile = min(ROWS_PER_TASK, MAX_QUERIES // (heads.num_heads // heads.num_kv_heads))
+    tasks_K7, merges, num_partials = _tasks(query_starts_S, context_lengths_S, sequences, rows_per_tile, reach)
+    partials = np.empty(num_partials * heads.num_heads * (heads.head_dim + 2), dtype=np.float32)
     tables_SB = np.ascontiguousarray(block_tables_SB)
     assert (tasks_K7.shape[1], merges.shape[1]) == (TASK_NUMBERS, MERGE_NUMBERS)
-    struct = _Plan(
-        heads.address,
+    plan = AttentionPlan(
+        ctypes.addressof(heads),
         tables_SB.ctypes.data,
         tables_SB.shape[1],
         reach,
@@ -122,50 +92,44 @@ def plan_attention(
         len(merges),
         partials.ctypes.data,
     )
-    return AttentionPlan(ctypes.addressof(struct), (struct, heads, tables_SB, tasks_K7, merges, partials))
+    plan.kept = heads, tables_SB, tasks_K7, merges, partials
+    return plan
 
 
-def _tiles(starts_S: IntArray, contexts_S: IntArray, sequences: IntArray, rows_per_tile: int, reach: int) -> _Tiles:
-    counts = (starts_S[1:] - starts_S[:-1])[sequences]
-    tables_I, tile_I = _repeat(sequences, -(-counts // rows_per_tile))
+def _tasks(
+    starts_S: IntArray, contexts_S: IntArray, sequences: IntArray, rows_per_tile: int, reach: int
+) -> tuple[IntArray, IntArray, int]:
+    """`attention_task`s, `attention_merge`s, and the number of partial results.
+
+    A tile is some neighbouring rows of one sequence, few enough for one task; the keys of a single row make several.
+    """
+    tables_I, tile_I = _repeat(sequences, -(-(starts_S[1:] - starts_S[:-1])[sequences] // rows_per_tile))
     offsets_I = tile_I * rows_per_tile
     counts_I = (starts_S[1:] - starts_S[:-1])[tables_I]
-    num_rows_I = np.minimum(rows_per_tile, counts_I - offsets_I)
+    first_rows_I, num_rows_I = starts_S[tables_I] + offsets_I, np.minimum(rows_per_tile, counts_I - offsets_I)
     positions_I = contexts_S[tables_I] - counts_I + offsets_I
-    return _Tiles(
-        tables_I=tables_I,
-        first_rows_I=starts_S[tables_I] + offsets_I,
-        num_rows_I=num_rows_I,
-        first_positions_I=positions_I,
-        first_keys_I=np.maximum(positions_I + 1 - reach, 0),
-        last_keys_I=positions_I + num_rows_I,
-    )
-
-
-def _tasks(tiles: _Tiles) -> tuple[IntArray, IntArray, int]:
-    """`attention_task`s, `attention_merge`s, and the number of partial results."""
-    keys_I = tiles.last_keys_I - tiles.first_keys_I
-    parts_I = np.where(tiles.num_rows_I == 1, -(-keys_I // SPLIT), 1)
+    first_keys_I, last_keys_I = np.maximum(positions_I + 1 - reach, 0), positions_I + num_rows_I
+    parts_I = np.where(num_rows_I == 1, -(-(last_keys_I - first_keys_I) // SPLIT), 1)
     tile_K, part_K = _repeat(np.arange(len(parts_I)), parts_I)
     first_partials_I = np.cumsum(np.where(parts_I > 1, parts_I, 0))
     num_partials = int(first_partials_I[-1]) if len(parts_I) else 0
     first_partials_I -= parts_I
     split_I, split_K = parts_I > 1, parts_I[tile_K] > 1
-    first_keys_K = tiles.first_keys_I[tile_K] + part_K * SPLIT
-    last_keys_K = tiles.last_keys_I[tile_K]
+    first_keys_K = first_keys_I[tile_K] + part_K * SPLIT
+    last_keys_K = last_keys_I[tile_K]
     tasks_K7 = np.stack(
         (
-            tiles.tables_I[tile_K],
-            tiles.first_rows_I[tile_K],
-            tiles.num_rows_I[tile_K],
-            tiles.first_positions_I[tile_K],
+            tables_I[tile_K],
+            first_rows_I[tile_K],
+            num_rows_I[tile_K],
+            positions_I[tile_K],
             first_keys_K,
             np.where(split_K, np.minimum(first_keys_K + SPLIT, last_keys_K), last_keys_K),
             np.where(split_K, first_partials_I[tile_K] + part_K, -1),
         ),
         axis=1,
     )
-    merges = np.stack((tiles.first_rows_I, first_partials_I, parts_I), axis=1)[split_I]
+    merges = np.stack((first_rows_I, first_partials_I, parts_I), axis=1)[split_I]
     return tasks_K7, merges, num_partials
 
 

@@ -115,7 +115,7 @@ class NativeKernels:
         """Rotate query and key heads in place (pairs are neighbours), then write keys and values to a layer's cache."""
         assert x_TMH.is_contiguous()
         self.library.tenure_rotate_and_store(
-            heads.address,
+            ctypes.byref(heads),
             x_TMH.data_ptr(),
             rotations_T1P.data_ptr(),
             slot_mapping_T.data_ptr(),
@@ -125,7 +125,7 @@ class NativeKernels:
 
     def attend(self, plan: AttentionPlan, x_TMH: torch.Tensor, cache: torch.Tensor, out_TNH: torch.Tensor) -> None:
         """Attend to the cache for the rows of a plan; writes their `out_TNH`."""
-        self.library.tenure_attend(plan.address, x_TMH.data_ptr(), cache.data_ptr(), out_TNH.data_ptr())
+        self.library.tenure_attend(ctypes.byref(plan), x_TMH.data_ptr(), cache.data_ptr(), out_TNH.data_ptr())
 
     def multiply(self, matrix: Matrix, x_TI: torch.Tensor, addend_TO: torch.Tensor | None) -> torch.Tensor:
         """x W^T + bias + addend, shape (T, O); a row is the same in any batch."""
@@ -134,19 +134,19 @@ class NativeKernels:
         assert addend_TO is None or (addend_TO.is_contiguous() and addend_TO.shape == (len(x_TI), matrix.outputs))
         out_TO = torch.empty((len(x_TI), matrix.outputs))
         addend = None if addend_TO is None else addend_TO.data_ptr()
-        self.library.tenure_multiply(matrix.address, x_TI.data_ptr(), addend, out_TO.data_ptr(), len(x_TI))
+        self.library.tenure_multiply(ctypes.byref(matrix), x_TI.data_ptr(), addend, out_TO.data_ptr(), len(x_TI))
         return out_TO
 
     def after_attention(self, layer: LayerMatrices, attended_TD: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
         """The part of an encoder layer after attention, shape (T, D); a row's result does not depend on the batch."""
         assert attended_TD.is_contiguous()
         assert x_TD.is_contiguous()
-        assert attended_TD.shape == x_TD.shape == (len(x_TD), layer.hidden)
+        assert attended_TD.shape == x_TD.shape == (len(x_TD), layer.output.outputs)
         threads = torch.get_num_threads()
-        scratch = torch.empty((min(len(x_TD), threads * BLOCK_ROWS), layer.inner))
+        scratch = torch.empty((min(len(x_TD), threads * BLOCK_ROWS), layer.up.outputs))
         out_TD = torch.empty_like(x_TD)
         self.library.tenure_after_attention(
-            layer.address,
+            ctypes.byref(layer),
             attended_TD.data_ptr(),
             x_TD.data_ptr(),
             scratch.data_ptr(),
@@ -161,7 +161,7 @@ class NativeKernels:
         assert heads_T3NH.is_contiguous()
         rows, _, heads, size = heads_T3NH.shape
         out_TD = torch.empty((rows, heads * size))
-        self.library.tenure_attend_texts(plan.address, heads_T3NH.data_ptr(), out_TD.data_ptr())
+        self.library.tenure_attend_texts(ctypes.byref(plan), heads_T3NH.data_ptr(), out_TD.data_ptr())
         return out_TD
 
     def sample(

@@ -4,7 +4,6 @@ Legend: S texts, K tasks.
 """
 
 import ctypes
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,8 +19,8 @@ TASK_NUMBERS = 4
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
-class _TextPlan(ctypes.Structure):
-    """`text_plan` of the library."""
+class TextPlan(ctypes.Structure):
+    """How the rows of some texts attend: `text_plan` of the library."""
 
     _fields_ = (
         ("num_heads", _SIZE),
@@ -30,18 +29,12 @@ class _TextPlan(ctypes.Structure):
         ("tasks", _POINTER),
         ("num_tasks", _SIZE),
     )
+    kept: object
+    """The memory that it points to."""
 
 
-TEXT_LAYOUT = (MAX_QUERIES, MAX_HEAD_DIM, ctypes.sizeof(_TextPlan), TASK_NUMBERS * ctypes.sizeof(_SIZE))
+TEXT_LAYOUT = (MAX_QUERIES, MAX_HEAD_DIM, ctypes.sizeof(TextPlan), TASK_NUMBERS * ctypes.sizeof(_SIZE))
 """What `tenure_has_text_layout` must agree with."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextPlan:
-    """The `text_plan` of some texts; it keeps the memory alive that it points to."""
-
-    address: int
-    _kept: tuple[object, ...]
 
 
 def plan_texts(lengths_S: IntArray, keys_S: IntArray, num_heads: int, head_dim: int) -> TextPlan:
@@ -65,5 +58,6 @@ def plan_texts(lengths_S: IntArray, keys_S: IntArray, num_heads: int, head_dim: 
         axis=1,
     )
     assert tasks_K4.shape[1] == TASK_NUMBERS
-    struct = _TextPlan(num_heads, head_dim, head_dim**-0.5, tasks_K4.ctypes.data, len(tasks_K4))
-    return TextPlan(ctypes.addressof(struct), (struct, tasks_K4))
+    plan = TextPlan(num_heads, head_dim, head_dim**-0.5, tasks_K4.ctypes.data, len(tasks_K4))
+    plan.kept = tasks_K4
+    return plan

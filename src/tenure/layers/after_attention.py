@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from tenure.kernels.matrix import LayerMatrices
+from tenure.kernels.matrix import LayerMatrices, NormWeights
 from tenure.kernels.native import NativeKernels
 from tenure.layers.linear import Activation, Linear, NativeLinear
 from tenure.layers.norm import LayerNorm
@@ -64,5 +64,8 @@ def after_attention(steps: StepByStep) -> AfterAttention:
         return steps
     if (function := _FUNCTIONS.get(steps.activation)) is None:
         return steps
-    norms = steps.attention_norm, steps.mlp_norm
-    return CompiledSteps(LayerMatrices.of(output.matrix, norms[0], up.matrix, function, down.matrix, norms[1]))
+    attention_norm, mlp_norm = (
+        NormWeights.of(norm.weight_D, norm.bias_D, norm.eps) for norm in (steps.attention_norm, steps.mlp_norm)
+    )
+    matrices = output.matrix, up.matrix, down.matrix
+    return CompiledSteps(LayerMatrices.of(matrices, (attention_norm, mlp_norm), function))

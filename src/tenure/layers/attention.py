@@ -151,7 +151,7 @@ class NativeAttention:
     def begin(self, batch: PackedBatch, rotations_T1P: torch.Tensor, windows: Iterable[int | None]) -> StepAttention:
         heads = Heads.of(self.shape, batch.block_size)
         plans = {window: self._plan(heads, batch, window) for window in windows}
-        return _NativeStep(self.kernels, heads, rotations_T1P, batch.slot_mapping_T, plans)
+        return _NativeStep(self.shape, self.kernels, heads, rotations_T1P, batch.slot_mapping_T, plans)
 
     def _plan(
         self, heads: Heads, batch: PackedBatch, window: int | None
@@ -169,6 +169,7 @@ class NativeAttention:
 
 @dataclass(frozen=True, slots=True)
 class _NativeStep:
+    shape: AttentionShape
     kernels: NativeKernels
     heads: Heads
     rotations_T1P: torch.Tensor
@@ -176,7 +177,7 @@ class _NativeStep:
     plans: Mapping[int | None, tuple[AttentionPlan | None, list[paged_attention.Prefill]]]
 
     def attend(self, window: int | None, heads_TMH: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-        shape, (short, prefills) = self.heads.shape, self.plans[window]
+        shape, (short, prefills) = self.shape, self.plans[window]
         self.kernels.rotate_and_store(self.heads, heads_TMH, self.rotations_T1P, self.slot_mapping_T, cache)
         out_TNH = torch.empty((len(heads_TMH), shape.num_heads, shape.head_dim))
         if short is not None:

@@ -23,7 +23,6 @@ import codecs
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 import msgspec
@@ -68,11 +67,6 @@ class Delta(msgspec.Struct, frozen=True):
     """The stop string that ended the item."""
 
 
-class ItemState(Enum):
-    OPEN = "open"
-    ENDED = "ended"
-
-
 class _Token(msgspec.Struct, frozen=True):
     id: int
     logprobs: TokenLogprobs | None
@@ -92,7 +86,7 @@ class ItemText:
     def __init__(self, tokenizer: TokenBytes, options: TextOptions) -> None:
         self._tokenizer = tokenizer
         self._options = options
-        self._state = ItemState.OPEN
+        self.ended = False
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._stops = StopMatcher(options.stop)
         self._pieces: deque[str] = deque()
@@ -101,10 +95,6 @@ class ItemText:
         self._sent = 0
         self._stopped: str | None = None
         self._completion_tokens = 0
-
-    @property
-    def ended(self) -> bool:
-        return self._state is ItemState.ENDED
 
     @property
     def completion_tokens(self) -> int:
@@ -133,7 +123,7 @@ class ItemText:
             end = self._read(self._decoder.decode(b"", final=True))
             end = self._decoded if end is None else end
         if end is not None:
-            self._state = ItemState.ENDED
+            self.ended = True
             reason = FinishReason.STOP if self._stopped is not None else finish_reason
             return self._delta(end, logprobs is not None, reason)
         return self._delta(self._decoded - self._stops.depth, logprobs is not None, None)

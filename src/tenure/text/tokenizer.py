@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal
 
 from tenure.checkpoints.gguf import GGUFFile
 from tenure.errors import CallerError
@@ -27,35 +26,15 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._bytes: dict[int, bytes] = {}
-
-    @property
-    def vocabulary_size(self) -> int:
-        """All ids are below this. A model's logits may have more columns; those ids have no token."""
-        return self._vocabulary.size
-
-    @property
-    def without_token(self) -> frozenset[int]:
-        """The ids below `vocabulary_size` that have no token; empty for most tokenizers."""
-        return self._vocabulary.without_token
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self._vocabulary.bos_token_id
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
+        self.without_token = vocabulary.without_token
+        """The ids below the vocabulary's size that have no token; empty for most tokenizers."""
+        self.bos_token_id = vocabulary.bos_token_id
+        self.eos_token_ids = vocabulary.eos_token_ids
         """The ids that end an answer, the tokenizer's own first."""
-        return self._vocabulary.eos_token_ids
-
-    @property
-    def chat_template(self) -> str | None:
+        self.chat_template = vocabulary.chat_template
         """Jinja source."""
-        return self._vocabulary.chat_template
-
-    @property
-    def truncation_side(self) -> Literal["left", "right"]:
+        self.truncation_side = vocabulary.truncation_side
         """The side at which a prompt that is too long is truncated."""
-        return self._vocabulary.truncation_side
 
     @property
     def template_variables(self) -> Mapping[str, str]:
