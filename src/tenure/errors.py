@@ -21,7 +21,10 @@ class ResourceError(TenureError):
 class EndingError(TenureError):
     """An error that says how the request ends which it is raised in."""
 
-    outcome: Outcome
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.message = message
 
 
 class Refusal(ResourceError, EndingError):
@@ -32,10 +35,8 @@ class Refusal(ResourceError, EndingError):
     """
 
     def __init__(self, outcome: Outcome, code: str, message: str, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.outcome = outcome
+        super().__init__(outcome, message)
         self.code = code
-        self.message = message
         self.retry_after = retry_after
 
 

@@ -44,10 +44,6 @@ def client_left() -> Outcome:
     return Outcome.CLIENT_CANCELLED
 
 
-def _ignore(seconds: float) -> None:
-    del seconds
-
-
 async def no_requests(_names: wire.CancelByName) -> list[wire.CancelledRequest]:
     """An `EndNamed` of a process that has none."""
     return []
@@ -67,11 +63,12 @@ class EngineClient:
         *,
         worker: int = 0,
         stall_timeout: float = math.inf,
-        on_cancelled: Callable[[float], None] = _ignore,
+        on_cancelled: Callable[[float], None] = lambda _seconds: None,
         process: str = "",
         end_named: EndNamed = no_requests,
     ) -> None:
-        self._card: wire.ModelCard | None = None
+        self.card: wire.ModelCard | None = None
+        """What the engine said of its model; None while it is not ready."""
         self._path = path
         self._hello = wire.Hello(worker=worker, process=process)
         self._stall_timeout = stall_timeout
@@ -87,14 +84,9 @@ class EngineClient:
         self._numbers = count(1)
 
     @property
-    def card(self) -> wire.ModelCard | None:
-        """What the engine said of its model; None while it is not ready."""
-        return self._card
-
-    @property
     def ready(self) -> bool:
         """The engine admits requests."""
-        return self._card is not None
+        return self.card is not None
 
     @property
     def outstanding_tokens(self) -> int:
@@ -277,8 +269,10 @@ class EngineClient:
                     handle.end(message)
             case wire.Heartbeat(outstanding_tokens=tokens):
                 self._tokens = tokens
-            case wire.LedgerReply() | wire.CancelledByName():
-                self._note_answer(message)
+            case wire.LedgerReply(sequence=number) | wire.CancelledByName(sequence=number):
+                if number in self._answers:  # else it was not waited for any longer
+                    self._answers[number] = message
+                    self._wake_askers()
             case wire.Ready(card=card):
                 self._set_card(card)
             case wire.Unready(reason=reason):
@@ -299,16 +293,11 @@ class EngineClient:
 
     def _set_card(self, card: wire.ModelCard | None) -> None:
         """`_became_ready` is set while it is ready; those who wait for it keep the event that will be set."""
-        self._card = card
+        self.card = card
         if self.ready:
             self._became_ready.set()
         elif self._became_ready.is_set():
             self._became_ready = anyio.Event()
-
-    def _note_answer(self, answer: Answer) -> None:
-        if answer.sequence in self._answers:  # else it was not waited for any longer
-            self._answers[answer.sequence] = answer
-            self._wake_askers()
 
     def _wake_askers(self) -> None:
         self._answered.set()

@@ -24,11 +24,6 @@ from tenure.wire.messages import Ended, FinishItem, ItemOutput, Refused, Resume,
 class GenerationFailed(ResourceError, EndingError):
     """An admitted request ended otherwise than `ok`."""
 
-    def __init__(self, outcome: Outcome, message: str) -> None:
-        super().__init__(message)
-        self.outcome = outcome
-        self.message = message
-
 
 class EndOfGeneration(Exception):
     """The request ended as `ok` and everything has been received."""

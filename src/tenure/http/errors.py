@@ -42,13 +42,11 @@ class ApiError(EndingError):
         retry_after: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(outcome, clean_text(message))
         self.status = status
         self.code = code
-        self.message = clean_text(message)
         self.type = type
         self.param = None if param is None else clean_text(param)
-        self.outcome = outcome
         self.retry_after = retry_after
         self._headers = dict(headers or {})
 

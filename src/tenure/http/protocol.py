@@ -133,7 +133,6 @@ class LingeringTransport:
 
     def close(self) -> None:
         if not self._protocol.linger():
-            self._protocol.limit_closing()
             self._transport.close()
 
 
@@ -189,7 +188,9 @@ class TenureProtocol(H11Protocol):
         self._after_reading()
 
     def eof_received(self) -> None:
-        self._client_left()
+        self.connection.closed.set()
+        if self._answering:
+            self._abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -236,22 +237,20 @@ class TenureProtocol(H11Protocol):
         return False
 
     def linger(self) -> bool:
-        """Put off the close while the client may still be sending; returns whether that was done."""
+        """Put off the close while the client may still be sending; returns whether that was done.
+
+        Either way the time is bounded: a closed transport, too, waits for its client to read what was sent.
+        """
+        self._stop_timer()
+        self._timer = self.loop.call_later(self._limits.linger_timeout, self._abort)
         mid_request = self.conn.their_state in (h11.SEND_BODY, h11.ERROR) or self.conn.refusal is not None
         if self.lingering or not mid_request or self.connection.closed.is_set():
             return False
         self.lingering = True
-        self._stop_timer()
-        self._timer = self.loop.call_later(self._limits.linger_timeout, self._abort)
         self.flow.resume_reading()
         if self.transport.can_write_eof():  # not under TLS, where the client has to notice the answer's end itself
             self.transport.write_eof()
         return True
-
-    def limit_closing(self) -> None:
-        """Bound the time for which a closed transport waits for its client to read what was sent."""
-        self._stop_timer()
-        self._timer = self.loop.call_later(self._limits.linger_timeout, self._abort)
 
     # The request that is being answered
 
@@ -273,11 +272,6 @@ class TenureProtocol(H11Protocol):
             self._stop_timer()
         elif self._timer is None and (self.conn.trailing_data[0] or self.timeout_keep_alive_task is None):
             self._timer = self.loop.call_later(self._limits.header_timeout, self._head_too_slow)
-
-    def _client_left(self) -> None:
-        self.connection.closed.set()
-        if self._answering:
-            self._abort()
 
     def _abort(self) -> None:
         if self._answering:

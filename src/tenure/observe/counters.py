@@ -33,6 +33,7 @@ from tenure.wire.messages import HistogramCounts
 _OUTCOMES = tuple(Outcome)
 _CELL_BYTES = 8
 UNKNOWN_MODEL = ""
+"""The name under which requests are counted that ended before their model was known."""
 WORK_PATHS = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -98,11 +99,6 @@ class CounterSchema:
     routes: tuple[str, ...] = WORK_PATHS
     models: tuple[str, ...] = ()
 
-    @property
-    def counted_models(self) -> tuple[str, ...]:
-        """The models, and the empty name for requests that ended before their model was known."""
-        return (UNKNOWN_MODEL, *(name for name in dict.fromkeys(self.models) if name))
-
 
 class OutcomeCount(msgspec.Struct, frozen=True):
     route: str
@@ -139,7 +135,8 @@ class _Layout:
     per model, and the buckets and the sum of each histogram per model."""
 
     def __init__(self, schema: CounterSchema) -> None:
-        self.routes, self.models = schema.routes, schema.counted_models
+        self.routes = schema.routes
+        self.models = tuple(dict.fromkeys((UNKNOWN_MODEL, *schema.models)))
         keys: list[tuple[str | int, ...]] = [
             *product(("arrived",), self.routes),
             *product(("ended",), self.routes, self.models, _OUTCOMES),
@@ -259,7 +256,8 @@ class SharedCounters:
         return lost
 
     def snapshot(self) -> CountersSnapshot:
-        totals, layout = self._totals(), self._layout
+        rows = [self._read(index) for index in range(self.schema.workers)]
+        totals, layout = [sum(cells) for cells in zip(*rows, strict=True)], self._layout
         routes = {route: totals[layout.cell("arrived", route)] for route in self.schema.routes}
         by_model = [
             OutcomeCount(route=route, model=model, outcome=outcome, count=count)
@@ -291,14 +289,9 @@ class SharedCounters:
 
     def _read(self, index: int) -> list[int]:
         """A row's values, the endings read before the beginnings."""
-        row = self._row(index)
-        arrivals = len(self.schema.routes)
+        row, arrivals = self._row(index), len(self.schema.routes)
         rest = row[arrivals:].tolist()
         return [*row[:arrivals].tolist(), *rest]
-
-    def _totals(self) -> list[int]:
-        rows = [self._read(index) for index in range(self.schema.workers)]
-        return [sum(cells) for cells in zip(*rows, strict=True)]
 
     def _stages(self, totals: Sequence[int], open_requests: int) -> list[StageCount]:
         counts = []

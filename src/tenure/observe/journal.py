@@ -60,9 +60,9 @@ class Asked:
     """What the engine was asked for."""
 
     sampling: SamplingParams | None = None
+    """None where nothing is sampled."""
     choices: int = 1
     generations: int = 0
-    pooling: bool = False
 
 
 @dataclass(slots=True)
@@ -82,8 +82,8 @@ class Journal:
 
     def follow(self, submit: Submit) -> "Watch":
         """The watcher of a generation that is about to be watched."""
-        self.asked.sampling, self.asked.choices = submit.sampling, submit.n
-        self.asked.pooling = submit.pooling is not None
+        self.asked.sampling = submit.sampling if submit.pooling is None else None
+        self.asked.choices = submit.n
         self.tokens.prompt += sum(map(len, submit.prompts))
         return Watch(self, [len(prompt) for prompt in submit.prompts for _ in range(submit.n)])
 
@@ -94,7 +94,7 @@ class Journal:
         if outcome is not Outcome.OK or not self.asked.generations:
             return
         sizes: list[tuple[str, float]] = [("request_prompt_tokens", self.tokens.prompt)]
-        if not self.asked.pooling and self.asked.sampling is not None:
+        if self.asked.sampling is not None:
             sizes += [
                 ("request_output_tokens", self.tokens.output),
                 ("request_longest_output_tokens", self.tokens.longest),

@@ -16,7 +16,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tenure.observe.request_summary import RequestSummary
@@ -59,7 +59,9 @@ class SpanTracer:
         )
         for name, at in _events(summary).items():
             span.add_event(name, timestamp=_nanoseconds(summary, at))
-        _set_status(span, summary)
+        # As the HTTP conventions have it for servers: a caller's fault, or its leaving, is no error of ours.
+        if summary.status >= 500 or summary.outcome is Outcome.ENGINE_ERROR:
+            span.set_status(Status(StatusCode.ERROR, summary.outcome.value))
         span.end(_nanoseconds(summary, summary.ended_at))
 
     def close(self) -> None:
@@ -106,18 +108,12 @@ def _attributes(summary: RequestSummary, operation: str) -> Mapping[str, str | i
     if times.admitted is not None:
         found["gen_ai.usage.input_tokens"] = summary.tokens.prompt
         found["gen_ai.usage.output_tokens"] = summary.tokens.output
-    if sampling is not None and not summary.asked.pooling:
+    if sampling is not None:
         found["gen_ai.request.choice.count"] = summary.asked.choices
         found["gen_ai.request.max_tokens"] = sampling.max_tokens
         found["gen_ai.request.temperature"] = sampling.temperature
         found["gen_ai.request.top_p"] = sampling.top_p
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _set_status(span: Span, summary: RequestSummary) -> None:
-    """As the HTTP conventions have it for servers: a caller's fault, or its leaving, is no error of ours."""
-    if summary.status >= 500 or summary.outcome is Outcome.ENGINE_ERROR:
-        span.set_status(Status(StatusCode.ERROR, summary.outcome.value))
 
 
 def _nanoseconds(summary: RequestSummary, at: float) -> int:

@@ -6,7 +6,6 @@ import platform
 import resource
 import signal
 import struct
-import sys
 
 import anyio
 
@@ -22,8 +21,7 @@ deadline and period."""
 
 def die_with_parent(parent: int) -> None:
     """Make the kernel kill this process when the thread that started it ends; exit at once if that has happened."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -43,12 +41,12 @@ async def end_of_file(descriptor: int) -> None:
 def allow_descriptors(wanted: int) -> int:
     """Raise this process's limit to `wanted`, or as far as it may; returns what it is now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
-    return soft if soft != resource.RLIM_INFINITY else wanted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    return max(soft, wanted)
 
 
 def request_short_time_slices(seconds: float = 1e-4) -> bool:
@@ -59,9 +57,7 @@ def request_short_time_slices(seconds: float = 1e-4) -> bool:
     Policy and priority stay as they are; nothing is set for a thread whose policy is not the default one.
     """
     number = _SET_ATTRIBUTES.get(platform.machine())
-    if platform.system() != "Linux" or number is None:
-        return False
-    if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
+    if number is None or os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
         return False
     nice, length = os.getpriority(os.PRIO_PROCESS, 0), int(seconds * 1e9)
     attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, _RESET_ON_FORK, nice, 0, length, 0, 0)

@@ -14,10 +14,6 @@ class OutboxFull(ResourceError):
     """The peer has not read for so long that it must be taken for dead."""
 
 
-def _never(_frame: bytes) -> int:
-    return 0
-
-
 class Outbox:
     """`put` never waits; `run` sends what has to wait.
 
@@ -31,7 +27,7 @@ class Outbox:
         self,
         channel: Channel[Any],
         limit: int = 256 * 1024 * 1024,
-        send_now: Callable[[bytes], int] = _never,
+        send_now: Callable[[bytes], int] = lambda _frame: 0,
     ) -> None:
         self._channel = channel
         self._limit = limit
