@@ -10,6 +10,7 @@ import queue
 import statistics
 import sys
 import time
+from functools import partial
 
 import torch
 
@@ -45,7 +46,7 @@ class Engine:
     def show(self, snapshot: EngineSnapshot) -> None:
         pass
 
-    def tell(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
+    def emit(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
         self._open -= len(ended)
         if not self._open:
             self._orders.put(Stop())
@@ -57,7 +58,7 @@ class Engine:
             self._number += 1
             self._open += 1
             spec = RequestSpec([[self._number % 1000 + 3] * PROMPT], sampling)
-            self._orders.put(Add(Request(self._number, spec)))
+            self._orders.put(Add(partial(Request, self._number, spec)))
         began = time.perf_counter()
         self._loop.run()
         return running * TOKENS / (time.perf_counter() - began)

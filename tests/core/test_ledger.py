@@ -231,7 +231,7 @@ def test_names_say_who_holds(ledger: Ledger) -> None:
         lambda ledger, lease: lease.blocks.append(lease.blocks[0]),
         lambda ledger, lease: lease.holders.clear(),
         lambda ledger, lease: setattr(lease, "slot", 1),
-        lambda ledger, lease: ledger.cache.rest(lease.blocks[0]),
+        lambda ledger, lease: ledger.cache.mark_idle(lease.blocks[0]),
     ],
 )
 def test_an_audit_finds_what_was_changed_behind_the_ledgers_back(

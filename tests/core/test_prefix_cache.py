@@ -59,9 +59,9 @@ def test_the_least_recently_used_block_is_forgotten_first() -> None:
     cache = PrefixCache()
     for name, block in ((A, 10), (B, 11), (C, 12)):
         cache.publish(name, block)
-        cache.rest(block)
-    cache.take_up(10)
-    cache.rest(10)
+        cache.mark_idle(block)
+    cache.mark_used(10)
+    cache.mark_idle(10)
     assert [cache.evict(), cache.evict(), cache.evict()] == [11, 12, 10]
     assert cache.match([A]) == []
     assert len(cache) == 0
@@ -73,9 +73,9 @@ def test_only_idle_blocks_can_be_forgotten() -> None:
     assert (cache.idle, cache.is_idle(10)) == (0, False)
     with pytest.raises(KeyError):
         cache.evict()
-    cache.rest(10)
+    cache.mark_idle(10)
     assert (cache.idle, cache.is_idle(10)) == (1, True)
-    cache.take_up(10)
+    cache.mark_used(10)
     with pytest.raises(KeyError):
         cache.evict()
     assert cache.match([A]) == [10]

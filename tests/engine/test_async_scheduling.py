@@ -46,13 +46,13 @@ class Model(HistoryModel):
 
 
 class Engine:
-    """Runs requests to their end; calls `on_tell` with the number of each message, in the loop's thread."""
+    """Runs requests to their end; calls `on_emit` with the number of each message, in the loop's thread."""
 
     def __init__(self, depth: int, on_pass: Callable[[int], None] = lambda number: None) -> None:
         self.model = Model(on_pass)
         self.scheduler = Scheduler(LIMITS)
         self.orders: queue.Queue[Order] = queue.Queue()
-        self.on_tell: Callable[[int], None] = lambda number: None
+        self.on_emit: Callable[[int], None] = lambda number: None
         self.texts: Texts = {}
         self.endings: dict[int, tuple[Outcome, int]] = {}
         """Outcome, and the number of steps that had been planned by then."""
@@ -70,14 +70,14 @@ class Engine:
     def show(self, snapshot: EngineSnapshot) -> None:
         raise AssertionError("nobody asked")
 
-    def tell(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
+    def emit(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
         for output in outputs:
             self.texts.setdefault((output.request, output.index), []).extend(output.tokens)
         for ending in ended:
             assert ending.number not in self.endings
             self.endings[ending.number] = (ending.outcome, self.scheduler.counts.steps)
         self._told += 1
-        self.on_tell(self._told)
+        self.on_emit(self._told)
         if len(self.endings) == self._wanted:
             self.orders.put(Stop())
 
@@ -132,7 +132,7 @@ def test_a_cancel_at_every_moment_waits_for_two_steps_at_most_and_changes_no_oth
                 planned["steps"] = engine.scheduler.counts.steps
                 engine.orders.put(Cancel(moment % 5 + 1, Outcome.CLIENT_CANCELLED))
 
-        engine.on_tell = cancel
+        engine.on_emit = cancel
         engine.run(requests())
         outcome, steps = engine.endings[number]
         assert outcome in (Outcome.CLIENT_CANCELLED, Outcome.OK)

@@ -125,7 +125,7 @@ def test_requests_go_to_the_loop_and_endings_come_back(tmp_path: Path) -> None:
         assert isinstance(add, Add)
         assert rig.orders.get(timeout=30) == Cancel(add.make().number, Outcome.ABORTED)
         ending = Ending(add.make().number, Outcome.ABORTED, "", 0.5)
-        rig.thread.tell(1, [output(add.make(), 0, 9)], [ending])
+        rig.thread.emit(1, [output(add.make(), 0, 9)], [ending])
         assert peer.hear().outputs[0].tokens == [9]
         assert peer.hear() == wire.Ended(request=1, outcome=Outcome.ABORTED, queue_seconds=0.5)
 
@@ -141,8 +141,8 @@ def test_what_the_loop_tells_arrives_whole_and_in_order(tmp_path: Path) -> None:
         add = rig.orders.get(timeout=30)
         assert isinstance(add, Add)
         for step in range(5000):
-            rig.thread.tell(step, [output(add.make(), 0, step)], [])
-        rig.thread.tell(5000, [], [Ending(add.make().number, Outcome.OK, "", None)])
+            rig.thread.emit(step, [output(add.make(), 0, step)], [])
+        rig.thread.emit(5000, [], [Ending(add.make().number, Outcome.OK, "", None)])
         heard = [peer.hear() for _ in range(5001)]
         assert [message.outputs[0].tokens for message in heard[:-1]] == [[step] for step in range(5000)]
         assert isinstance(heard[-1], wire.Ended)
@@ -161,8 +161,8 @@ def test_holders_are_shown_after_all_that_was_told_before(tmp_path: Path) -> Non
         assert isinstance(add, Add)
         assert rig.orders.get(timeout=30) == ShowHolders()
         for step in range(100):
-            rig.thread.tell(step, [output(add.make(), 0, step)], [])
-        rig.thread.tell(100, [], [Ending(add.make().number, Outcome.OK, "", None)])
+            rig.thread.emit(step, [output(add.make(), 0, step)], [])
+        rig.thread.emit(100, [], [Ending(add.make().number, Outcome.OK, "", None)])
         rig.thread.show(EngineSnapshot(scheduler.snapshot(), True))
         heard = [peer.hear() for _ in range(102)]
         assert isinstance(heard[100], wire.Ended)
@@ -254,7 +254,7 @@ def test_stopping_ends_the_thread_and_its_connections(tmp_path: Path) -> None:
         rig.thread.stop()
         assert peer.hear() is None
         assert [type(rig.orders.get(timeout=30)) for _ in range(3)] == [Add, Cancel, Stop]
-        rig.thread.tell(1, [], [])  # nobody is there to hear it, which is no error
+        rig.thread.emit(1, [], [])  # nobody is there to hear it, which is no error
         rig.thread.stop()
         with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
             late.connect(str(rig.path))

@@ -76,12 +76,12 @@ class Told:
 
 @dataclass
 class Port:
-    """Records what the loop says; `on_told` may answer it with orders."""
+    """Records what the loop says; `on_emit` may answer it with orders."""
 
     snapshots: list[EngineSnapshot] = field(default_factory=list)
     shown: list[EngineSnapshot] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
-    on_told: Callable[[Told], None] = lambda told: None
+    on_emit: Callable[[Told], None] = lambda told: None
 
     def publish(self, snapshot: EngineSnapshot) -> None:
         self.snapshots.append(snapshot)
@@ -89,10 +89,10 @@ class Port:
     def show(self, snapshot: EngineSnapshot) -> None:
         self.shown.append(snapshot)
 
-    def tell(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
+    def emit(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
         told = Told(step, outputs, ended, self.snapshots[-1])
         self.told.append(told)
-        self.on_told(told)
+        self.on_emit(told)
 
     @property
     def ended(self) -> list[tuple[int, Outcome]]:
@@ -177,18 +177,18 @@ class Rig:
     def run(self, *orders: Order, ends: int = 0) -> None:
         """Run with `orders`; once all their requests, or `ends` requests, have ended, the loop is stopped."""
         wanted = len(self.port.ended) + (ends or sum(isinstance(order, Add) for order in orders))
-        answer = self.port.on_told
+        answer = self.port.on_emit
 
-        def on_told(told: Told) -> None:
+        def on_emit(told: Told) -> None:
             answer(told)
             if len(self.port.ended) >= wanted:
                 self.orders.put(Stop())
 
-        self.port.on_told = on_told
+        self.port.on_emit = on_emit
         for order in orders:
             self.orders.put(order)
         self.loop.run()
-        self.port.on_told = answer
+        self.port.on_emit = answer
         assert not self.scheduler.busy
 
 
@@ -304,7 +304,7 @@ def test_a_stalled_request_gets_no_step_until_it_is_resumed() -> None:
         if told.step == 8 and told.outputs:
             rig.orders.put(Resume(1))
 
-    rig.port.on_told = pace
+    rig.port.on_emit = pace
     rig.run(added(request(1, max_tokens=10)), added(request(2, max_tokens=15)))
     assert [len(plan.rows) for plan in rig.runner.plans] == [2] * 3 + [1] * 5 + [2] * 7
     assert rig.port.tokens == {1: 10, 2: 15}
@@ -325,7 +325,7 @@ def test_of_a_stalled_request_no_more_texts_are_read_until_it_is_resumed() -> No
         if told.step == 5 and told.outputs:
             rig.orders.put(Resume(1))
 
-    rig.port.on_told = pace
+    rig.port.on_emit = pace
     rig.run(added(pooled), ends=2)
     assert read[:7] == [4, 8, 8, 8, 8, 12, 16]
     assert rig.port.tokens == {1: 30, 2: 3}
@@ -338,7 +338,7 @@ def test_a_cancel_ends_a_request_within_the_step() -> None:
         if told.step == 3 and told.outputs:
             rig.orders.put(Cancel(1, Outcome.CLIENT_CANCELLED))
 
-    rig.port.on_told = cancel
+    rig.port.on_emit = cancel
     rig.run(added(request(1, max_tokens=50)), added(request(2, max_tokens=20)))
     assert rig.port.ended == [(1, Outcome.CLIENT_CANCELLED), (2, Outcome.OK)]
     assert rig.port.tokens == {1: 3, 2: 20}
@@ -352,7 +352,7 @@ def test_an_item_that_needs_no_more_tokens_is_finished() -> None:
         if any(output.index == 1 for output in told.outputs):
             rig.orders.put(Finish(1, 1))
 
-    rig.port.on_told = finish
+    rig.port.on_emit = finish
     rig.run(added(request(1, n=2, max_tokens=9)))
     assert rig.port.ended == [(1, Outcome.OK)]
     counts = Counter(output.index for told in rig.port.told for output in told.outputs)
@@ -370,7 +370,7 @@ def test_a_step_that_fails_ends_its_own_requests_alone(where: str) -> None:
         if [ending.number for ending in told.ended] == [1]:
             rig.orders.put(added(request(2)))
 
-    rig.port.on_told = add
+    rig.port.on_emit = add
     rig.run(added(request(1, max_tokens=9)), ends=2)
     rig.scheduler.audit()
     assert rig.port.ended == [(1, Outcome.ENGINE_ERROR), (2, Outcome.OK)]
@@ -433,7 +433,7 @@ def test_an_idle_loop_rests() -> None:
 
 def test_a_stop_is_obeyed_in_the_middle_of_work() -> None:
     rig = Rig()
-    rig.port.on_told = lambda told: rig.orders.put(Stop()) if told.step == 2 else None
+    rig.port.on_emit = lambda told: rig.orders.put(Stop()) if told.step == 2 else None
     rig.orders.put(added(request(1, max_tokens=50)))
     rig.loop.run()
     assert rig.port.tokens == {1: 2}
@@ -517,7 +517,7 @@ def test_answers_and_orders_come_before_the_audit() -> None:
             if len(audits) < 3:
                 rig.orders.put(added(request(1 + len(audits))))
 
-    rig.port.on_told = go_on
+    rig.port.on_emit = go_on
     rest(rig, added(request(1)))
     assert audits == [0, 0, 0]
     assert rig.scheduler.audits == 1
@@ -526,7 +526,7 @@ def test_answers_and_orders_come_before_the_audit() -> None:
 def test_holders_are_shown_with_what_they_hold() -> None:
     """When asked for, as a step begins: those that have not ended, oldest request first, at most a page of them."""
     rig = resting()
-    rig.port.on_told = lambda _: rig.orders.put(ShowHolders())
+    rig.port.on_emit = lambda _: rig.orders.put(ShowHolders())
     rest(rig, added(request(1, length=5, max_tokens=3, label="mine")), *(added(request(n, n=30)) for n in range(2, 5)))
     second, last = rig.port.shown[0], rig.port.shown[-1]
     assert second.scheduler.counts.steps == 2
@@ -571,7 +571,7 @@ def test_a_snapshot_costs_the_same_however_many_run() -> None:
                 costs.append(calls_of(rig.loop._publish))
                 rig.orders.put(Stop())
 
-        rig.port.on_told = look
+        rig.port.on_emit = look
         rig.orders.put(added(request(1, n=slots, max_tokens=50)))
         rig.loop.run()
         assert rig.port.snapshots[-1].scheduler.items == {State.RUNNING: slots}

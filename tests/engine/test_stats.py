@@ -67,7 +67,7 @@ def test_a_request_that_is_cancelled_in_prefill_has_no_prefill_time() -> None:
 
 def test_a_request_that_is_cancelled_while_it_speaks_has_no_times_of_its_end() -> None:
     rig = Rig()
-    rig.port.on_told = lambda told: rig.orders.put(Cancel(1, Outcome.CLIENT_CANCELLED)) if told.step == 3 else None
+    rig.port.on_emit = lambda told: rig.orders.put(Cancel(1, Outcome.CLIENT_CANCELLED)) if told.step == 3 else None
     rig.run(added(request(1, max_tokens=50)))
     assert samples(figures(rig)) == {"queue": 1, "prefill": 1, "decode": 0, "inference": 0}
 

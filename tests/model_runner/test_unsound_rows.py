@@ -92,7 +92,7 @@ class Engine:
     def publish(self, snapshot: EngineSnapshot) -> None:
         pass
 
-    def tell(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
+    def emit(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
         for output in outputs:
             self._texts[output.request] += output.tokens
         if ended and not self.scheduler.busy:
@@ -107,7 +107,7 @@ class Engine:
         self._numbers += len(prompts)
         self._texts = {request.number: [] for request in requests}
         for request in requests:
-            self._orders.put(Add(request))
+            self._orders.put(Add(lambda request=request: request))
         self._loop.run()
         self.scheduler.audit()
         return requests, list(self._texts.values())

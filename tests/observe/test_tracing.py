@@ -12,7 +12,7 @@ from tenure.api.app import build_app
 from tenure.config import HttpLimits
 from tenure.http.request_head import RequestHead
 from tenure.http.routes import Route
-from tenure.observe.journal import Asked, Times, Tokens
+from tenure.observe.journal import EngineParams, Times, Tokens
 from tenure.observe.reporting import RequestObserver
 from tenure.observe.request_summary import RequestSummary
 from tenure.observe.tracing import SpanTracer
@@ -41,7 +41,7 @@ CANCELLED = RequestSummary(
     ended_at=13.0,
     clock_offset=1000.0,
     tokens=Tokens(prompt=7),
-    asked=Asked(),
+    params=EngineParams(),
     finish_reasons=(),
 )
 

@@ -40,7 +40,7 @@ EndNamed = Callable[[wire.CancelByName], Awaitable[list[wire.CancelledRequest]]]
 
 
 def client_left() -> Outcome:
-    """The usual cause of a cancel."""
+    """The default cause of a cancel: `client_cancelled`."""
     return Outcome.CLIENT_CANCELLED
 
 
@@ -304,7 +304,7 @@ class EngineClient:
         self._answered = anyio.Event()
 
     def _lose(self) -> None:
-        """The connection is gone, and with it all that the engine held for this process."""
+        """The connection is lost: end all open requests as lost."""
         self._speaks = False
         self._tokens = 0
         self._set_card(None)
@@ -316,6 +316,6 @@ class EngineClient:
 
 
 def unavailable() -> Refusal:
-    """No engine is there to admit a request."""
+    """The Refusal while no engine is ready."""
     message = "the engine is not ready; try again shortly"
     return Refusal(Outcome.UNAVAILABLE, "engine_unavailable", message)

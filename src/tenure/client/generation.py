@@ -38,7 +38,7 @@ class HandleState(Enum):
 
 
 class Watcher(Protocol):
-    """Is events what becomes of an admitted request, as it happens; times are monotonic seconds."""
+    """Callbacks for the events of an admitted request; times are monotonic seconds."""
 
     def admitted(self, now: float) -> None: ...
 
@@ -57,7 +57,7 @@ _LOGPROB_BYTES = 64
 
 
 def size_of(output: ItemOutput) -> int:
-    """About how many bytes the output takes up, at most."""
+    """An upper estimate of the memory of an output, in bytes."""
     size = _OUTPUT_BYTES if output.pooled is None else _OUTPUT_BYTES + len(output.pooled.data)
     for reported in (*(output.logprobs or ()), *(output.prompt_logprobs or ())):
         size += _LOGPROB_BYTES * (1 + len(reported.ids)) if reported is not None else 0
@@ -82,7 +82,7 @@ class GenerationHandle:
         """What the handler does with the request; cancelled when the stall_timeout is at its end."""
         self.state = HandleState.SUBMITTED
         self._watcher: Watcher | None = None
-        self._early_events: list[Callable[[Watcher], None]] = []  # what a watcher that comes later is to be events
+        self._early_events: list[Callable[[Watcher], None]] = []  # replayed to a watcher that is set later
         self._order = order
         self._outputs: list[ItemOutput] = []
         self._changed = anyio.Event()
@@ -118,7 +118,7 @@ class GenerationHandle:
         return outputs
 
     def watch(self, watcher: Watcher) -> None:
-        """Tell `watcher` what becomes of the request, and what has become of it so far."""
+        """Call `watcher` for the events of the request: those so far at once, later ones as they happen."""
         self._watcher = watcher
         events, self._early_events = self._early_events, []
         for event in events:

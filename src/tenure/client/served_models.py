@@ -20,7 +20,7 @@ _ASK_ANOTHER = (Outcome.QUEUE_FULL, Outcome.UNAVAILABLE)
 
 
 class ModelNotFound(CallerError):
-    """No model has this name. `names` are those that there are."""
+    """No model has this name. `names` are the served ones."""
 
     def __init__(self, name: str, names: Sequence[str]) -> None:
         super().__init__(name)
@@ -29,7 +29,7 @@ class ModelNotFound(CallerError):
 
 
 class ModelNotSupported(CallerError):
-    """The model cannot do what the route asks for. `tasks` are those that it can."""
+    """The model does not support the route's task. `tasks` are those that it supports."""
 
     def __init__(self, name: str, tasks: Sequence[str]) -> None:
         super().__init__(name)
@@ -65,14 +65,14 @@ class ServedModel:
 
     @property
     def card(self) -> ModelCard | None:
-        """What one of its engines said of the model; None while none is ready."""
+        """The card of the first ready engine; None while none is ready."""
         return next((engine.card for engine in self.engines if engine.card is not None), None)
 
     @asynccontextmanager
     async def open(self, submit: Submit, cause: Callable[[], Outcome] = client_left) -> AsyncIterator[GenerationHandle]:
         """As `EngineClient.open`, by the engine with the fewest outstanding tokens that admits the request.
 
-        Raises Refusal: the first that another engine cannot mend, else the one that promises room soonest.
+        Raises Refusal: the first that is the same for all engines, else the one with the least `retry_after`.
         """
         async with AsyncExitStack() as stack:
             yield await self._admitted(submit, cause, stack)
@@ -92,7 +92,7 @@ class ServedModel:
         raise min(full or refusals or [unavailable()], key=lambda refusal: refusal.retry_after or 0.0)
 
     def _next_engine(self, asked: set[int]) -> int | None:
-        """Of the engines that are ready and not yet asked the one with the least to do, by what is known now."""
+        """The ready engine, of those not asked yet, with the fewest outstanding tokens; None if there is none."""
         ready = [index for index, engine in enumerate(self.engines) if engine.ready and index not in asked]
         return min(ready, key=self._load, default=None)
 
@@ -168,8 +168,8 @@ class ServedModels:
     async def cancel_by_name(self, names: CancelByName) -> list[CancelledRequest] | None:
         """Have other API processes end requests, by way of one engine; returns those that are known.
 
-        Of an API process that is gone the engines may remember some, so all are asked. None when no request is known,
-        though some engine that could not be asked may know one.
+        All engines are asked for requests of an API process that is gone. None when no request is known but some engine
+        did not answer.
         """
         found: list[CancelledRequest] = []
         sure = True

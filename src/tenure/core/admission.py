@@ -1,4 +1,4 @@
-"""The gate: who may have work in this engine at all.
+"""Admission control: the gate decides which requests are admitted to this engine.
 
 A request is admitted whole or not at all: it gets one permit for itself, one for each of its items and one for each of
 its prompt tokens, as a `Permit` held by the engine server's entry for it. Only `release` of that permit gives them
@@ -18,7 +18,7 @@ from tenure.token_lists import TokenLists
 
 
 class GateLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be open at a time, running and waiting together; and what a single item may be."""
+    """Limits for all open requests together (running and waiting), and for a single item."""
 
     items: int
     tokens: int
@@ -36,7 +36,7 @@ class GateSnapshot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Permit:
-    """What one request may occupy, for as long as the gate knows it."""
+    """The items and prompt tokens counted for one admitted request, until `Gate.release`."""
 
     __slots__ = ("items", "number", "tokens")
 
@@ -55,7 +55,7 @@ _LEAST_WAIT, _LONGEST_WAIT = 1.0, 60.0
 
 
 class ServiceRate:
-    """How much has been given back lately, from which follows when there will be room."""
+    """The rate at which permits were released lately, for the estimate of `retry_after`."""
 
     def __init__(self) -> None:
         self._items = 0.0
@@ -63,14 +63,14 @@ class ServiceRate:
         self._at = 0.0
 
     def note(self, permit: Permit, now: float) -> None:
-        """The permit was given back."""
+        """Note the release of a permit."""
         fading = math.exp(-max(0.0, now - self._at) / _MEMORY)
         self._items = self._items * fading + permit.items
         self._tokens = self._tokens * fading + permit.tokens
         self._at = max(self._at, now)
 
     def wait(self, items: int, tokens: int, now: float) -> float:
-        """Seconds until so much should have been given back, from 1 to 60."""
+        """Estimated seconds until `items` and `tokens` have been released; from 1 to 60."""
         fading = math.exp(-max(0.0, now - self._at) / _MEMORY)
         waits = [
             math.inf if given <= 0 else missing * _MEMORY / (given * fading)

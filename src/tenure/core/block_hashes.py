@@ -1,4 +1,4 @@
-"""What the blocks of an item's text are called in the prefix cache, and whose blocks are in it at all."""
+"""The hashes of an item's blocks in the prefix cache, and which items use the cache."""
 
 from tenure.core.ledger import Ledger
 from tenure.core.prefix_cache import BlockHash, chain_hashes
@@ -7,7 +7,7 @@ from tenure.core.runs import Run
 
 
 class BlockHashes:
-    """`seed` keys the names; a `block_size` of 0 is for a model that keeps no blocks."""
+    """`seed` keys the hashes; `block_size` is 0 for a model without a KV cache."""
 
     def __init__(self, seed: bytes, block_size: int, *, enabled: bool) -> None:
         self._seed = seed
@@ -17,7 +17,7 @@ class BlockHashes:
     def shared(self, item: Item) -> bool:
         """Whether the item uses and feeds the cache.
 
-        What is reported of each token of a prompt comes from computing it: such an item cannot use the cache.
+        An item that reports prompt logprobs cannot: they come from computing every prompt token.
         """
         pooling = item.request.spec.pooling
         every_token = item.sampling.prompt_logprobs is not None or (pooling is not None and pooling.task.every_token)
@@ -40,7 +40,7 @@ class BlockHashes:
         return self.of(item, (item.length - 1) // self._block_size) if self.shared(item) else []
 
     def publish(self, run: Run, ledger: Ledger) -> None:
-        """Let others find the blocks that are complete now."""
+        """Add the blocks of a run that are complete now to the prefix cache."""
         if not self.shared(run.item):
             return
         complete = run.computed // self._block_size

@@ -1,4 +1,4 @@
-"""How much one step may do, in tokens and in estimated seconds."""
+"""The budget of one step, in tokens and in estimated seconds."""
 
 import math
 
@@ -32,7 +32,7 @@ class StepBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemainingBudget:
-    """What is left of a budget while a step is being planned. A part can be held back for prompts."""
+    """The rest of a budget while a step is being planned. A part can be reserved for prompts."""
 
     def __init__(self, budget: StepBudget, held_back: float) -> None:
         self._budget = budget

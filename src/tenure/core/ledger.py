@@ -131,7 +131,7 @@ class Ledger:
             if block not in self.cache:
                 raise LedgerError(f"block {block} is not cached")
         for block in blocks:
-            self.cache.take_up(block)
+            self.cache.mark_used(block)
             self._take(block)
         lease.blocks.extend(blocks)
 
@@ -230,7 +230,7 @@ class Ledger:
             return
         self._in_use -= 1
         if block in self.cache:
-            self.cache.rest(block)
+            self.cache.mark_idle(block)
         else:
             self._free_blocks.append(block)
 

@@ -1,10 +1,10 @@
-"""How much fits into one engine: what the scheduler is told at its birth."""
+"""The capacity of one engine, for the scheduler."""
 
 import msgspec
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What fits into one engine. A model that reads each text in one piece keeps no cache: it has no blocks."""
+    """The capacity of one engine. An encoder has no KV cache, so no blocks."""
 
     max_model_len: int
     num_slots: int
@@ -13,14 +13,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def paged(self) -> bool:
-        """Items keep their computed tokens in blocks, and so can be computed piece by piece."""
+        """Whether there is a KV cache, so that prompts can be computed in chunks."""
         return self.block_size > 0
 
     @property
     def capacity(self) -> int:
-        """The most tokens that one item can have."""
+        """Most tokens of one item, prompt and output together."""
         return min(self.max_model_len, self.num_blocks * self.block_size) if self.paged else self.max_model_len
 
     def blocks_for(self, tokens: int) -> int:
-        """How many blocks so many tokens take."""
+        """The number of blocks for so many tokens."""
         return -(-tokens // self.block_size) if self.paged else 0

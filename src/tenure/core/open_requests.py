@@ -1,4 +1,4 @@
-"""The requests that an engine has not done with: which there are, the states of their items, and their deadlines.
+"""The open requests of an engine, the states of their items, and their deadlines.
 
     add --> open --(all items ended, every lease free)--> closed: returned once, with its outcome, and forgotten
 
@@ -20,7 +20,7 @@ _COMPACT_ABOVE = 64
 
 
 class Deadline(IntEnum):
-    """What must have happened by then."""
+    """What must have happened by the deadline."""
 
     BEGIN = 0
     """Some item has run."""
@@ -91,13 +91,13 @@ class OpenRequests:
 
     @property
     def next_deadline(self) -> float | None:
-        """When `expired` is to be asked again; None when there is nothing to wait for."""
+        """The time of the earliest deadline; None without one."""
         while self._deadlines and not self._pending(self._deadlines[0]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     def expired(self, now: float) -> list[tuple[Request, str]]:
-        """The requests whose time is up, each once, and what to say of it."""
+        """The requests whose deadline has passed, each once, with the message for its client."""
         found: dict[int, tuple[Request, str]] = {}
         while (due := self.next_deadline) is not None and due <= now:
             _, _, kind, request = heapq.heappop(self._deadlines)

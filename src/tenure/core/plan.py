@@ -1,4 +1,4 @@
-"""What a step does: the scheduler's order to the runner, and the runner's report.
+"""The interface between scheduler and model runner: step plans and step results.
 
 Results are matched by (slot, generation): a slot's generation rises each time it is leased, so a result for an
 item that has left can never meet its successor.
@@ -22,7 +22,7 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     choice: int
     sampling: SamplingParams
     pooling: PoolingParams | None = None
-    """What is wanted once the whole prompt is computed, instead of tokens."""
+    """Parameters of a pooling item, which gets a vector after its prompt instead of tokens."""
     first_segment: int = 0
     """How many of the first tokens are the first text of a pair; 0 when there is no second text."""
     unattended: int = 0

@@ -1,4 +1,4 @@
-"""The prefix cache: which blocks hold which beginning of a text.
+"""The prefix cache: which block holds which prefix of a text.
 
 A block is named by a hash over all tokens up to its end, so equal names mean equal beginnings. The cache is one more
 holder of a block. It may let go of a block only while it is the sole holder: those blocks are `idle`, least recently
@@ -46,7 +46,7 @@ class PrefixCache:
 
     @property
     def idle(self) -> int:
-        """How many blocks only the cache holds."""
+        """The number of blocks that only the cache holds."""
         return len(self._idle)
 
     @property
@@ -54,7 +54,7 @@ class PrefixCache:
         return frozenset(self._hash_of)
 
     def match(self, hashes: Sequence[BlockHash]) -> list[int]:
-        """The blocks of the longest known beginning."""
+        """The blocks of the longest cached prefix."""
         found: list[int] = []
         for name in hashes:
             block = self._block_of.get(name)
@@ -71,12 +71,12 @@ class PrefixCache:
         self._hash_of[block] = name
         return True
 
-    def rest(self, block: int) -> None:
-        """The cache became the sole holder."""
+    def mark_idle(self, block: int) -> None:
+        """The cache has become the sole holder of the block."""
         self._idle[block] = None
 
-    def take_up(self, block: int) -> None:
-        """Somebody else holds the block again."""
+    def mark_used(self, block: int) -> None:
+        """The block has another holder again."""
         self._idle.pop(block, None)
 
     def evict(self) -> int:

@@ -1,4 +1,4 @@
-"""What the scheduler tells: outputs, what has ended, counts, snapshots."""
+"""What the scheduler returns: outputs, ended requests, counts, snapshots."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from tenure.sampling import TokenLogprobs
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
-    """What a landed row means to the caller of its item."""
+    """The output of a landed row for its item."""
 
     request: int
     """Its number."""
@@ -28,7 +28,7 @@ class Output(msgspec.Struct, frozen=True, gc=False):
 
 
 class Effects(NamedTuple):
-    """What to tell the callers: outputs first, then the requests that are over and hold nothing."""
+    """Outputs of a landed step, and the requests that are over and hold nothing; outputs are sent first."""
 
     outputs: list[Output]
     ended: list[Request]

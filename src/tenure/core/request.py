@@ -1,4 +1,4 @@
-"""What the scheduler knows of a request and of its items."""
+"""The scheduler's state of a request and of its items."""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -75,7 +75,7 @@ class Item:
 
     @property
     def eviction_exempt(self) -> bool:
-        """It was evicted so often that it is not to be again."""
+        """It was preempted `MOST_EVICTIONS` times, so it may not be again."""
         return self.preemptions >= MOST_EVICTIONS
 
     def apply(self, event: Event) -> None:
@@ -105,7 +105,7 @@ class RequestSpec:
     unattended: Sequence[int] = ()
     """How many last tokens of each prompt no token attends to; empty: all are attended to."""
     plan_ahead: bool = True
-    """Each row that samples brings one token, so the next row can be planned before that. If not, it waits for it."""
+    """Each row that samples brings one token, so the next row is planned before its result; else after it."""
     pooling: PoolingParams | None = None
     priority: int = 0
     cache_salt: str = ""

@@ -1,4 +1,4 @@
-"""The stays of items in slots: who has a slot and blocks, and how far each has come.
+"""Runs: the items that have a slot and blocks, and how many tokens of each are computed.
 
     start --> running <--stall, resume--> stalled;  from either --end--> not current any more
 
@@ -18,7 +18,7 @@ from tenure.core.request import Item, Request
 
 @dataclass(slots=True, eq=False, repr=False)
 class Run:
-    """One stay of an item in a slot, from its start to its end or eviction: the lease, and how far it has come."""
+    """An item in a slot, from its start to its end or eviction: its lease and its progress."""
 
     item: Item
     lease: Lease
@@ -26,8 +26,8 @@ class Run:
     planned: int = field(init=False)  # the same, with the steps in flight
     pending: int = 0  # samples in flight
     published: int = field(init=False)  # full blocks that the prefix cache has been told of
-    told_blocks: int = 0  # how much of the block table the runner knows
-    introduced: bool = False  # the runner knows of it
+    sent_blocks: int = 0  # length of the block table that was sent to the runner
+    start_sent: bool = False  # the runner has got its `Start`
     current: bool = True  # the item has not left or been evicted since
 
     def __post_init__(self) -> None:
@@ -37,9 +37,9 @@ class Run:
     def __repr__(self) -> str:
         return f"<Run of item {self.item.number}: {self.computed} tokens computed, {self.planned} planned>"
 
-    def introduction(self) -> Start:
-        """What the runner must know before the first row; to be asked for once."""
-        item, lease, self.introduced = self.item, self.lease, True
+    def start_message(self) -> Start:
+        """The `Start` for the runner, sent with the first row; call once."""
+        item, lease, self.start_sent = self.item, self.lease, True
         request, prompt = item.request, item.index // item.request.spec.n
         return Start(
             lease.slot,
@@ -102,21 +102,21 @@ class Runs:
         self._running.move_to_end(run.item)
 
     def stall(self, request: Request) -> list[Item]:
-        """Of the items of a request, those that run do so no longer; returns them."""
+        """Stall the running items of a request; returns them."""
         items = [item for item in self._running if item.request is request]
         for item in items:
             self._stalled[item] = self._running.pop(item)
         return items
 
     def resume(self, request: Request) -> list[Item]:
-        """Those that are stalled run again."""
+        """Resume the stalled items of a request; returns them."""
         items = [item for item in self._stalled if item.request is request]
         for item in items:
             self._running[item] = self._stalled.pop(item)
         return items
 
     def end(self, item: Item) -> None:
-        """Let go of what the item has, if it has a run; steps in flight may hold its lease for a while."""
+        """Release the item's lease, if it has a run; steps in flight may hold the lease until they land."""
         run = self._running.pop(item, None) or self._stalled.pop(item, None)
         if run is not None:
             run.current = False
@@ -129,16 +129,16 @@ class Runs:
 
     @property
     def stalled(self) -> int:
-        """How many items are stalled with what they have."""
+        """The number of stalled items that still have a slot."""
         return len(self._stalled)
 
     @property
     def stalled_blocks(self) -> int:
-        """How many blocks they would give up, those counted again that several of them have."""
+        """The number of blocks of stalled items; shared blocks count for each of them."""
         return sum(len(run.lease.blocks) for run in self._stalled.values())
 
     def youngest_stalled(self) -> Item | None:
-        """The stalled item that gives up what it has first."""
+        """The stalled item to evict first; None when none is stalled."""
         return max(self._stalled, key=lambda item: item.age, default=None)
 
     def victim(self, item: Item) -> Item | None:

@@ -56,7 +56,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._runs = Runs(self.ledger)
         self._steps = StepsInFlight(self.ledger)
-        self._shares = FairShare()
+        self._fair_share = FairShare()
 
     # receive
 
@@ -68,7 +68,7 @@ class Scheduler:
         self._open.add(request)
         for item in request.items:
             item.max_tokens = min(item.max_tokens, self.limits.capacity - item.prompt_length)
-        self._shares.give_turns(request)
+        self._fair_share.assign(request)
         for item in request.items:
             if item.choice == 0:
                 self._enqueue(item)
@@ -139,7 +139,7 @@ class Scheduler:
             flights, evicted = self._fill(budget)
         if not flights:
             return None
-        starts = [flight.run.introduction() for flight in flights if not flight.run.introduced]
+        starts = [flight.run.start_message() for flight in flights if not flight.run.start_sent]
         self.counts.steps += 1
         self._steps.launch(self.counts.steps, flights)
         for flight in flights:
@@ -147,7 +147,7 @@ class Scheduler:
         return StepPlan(self.counts.steps, starts, [flight.row for flight in flights])
 
     def _fill(self, budget: StepBudget) -> tuple[list[Flight], bool]:
-        """Rows for one budget, and whether an item was evicted."""
+        """Plan rows for one budget; returns them, and whether an item was evicted meanwhile."""
         preemptions = self.counts.preemptions
         ready = self._startable() if self.limits.paged else None
         prompts_due = ready is not None or any(run.prefilling for run in self._runs)
@@ -188,7 +188,7 @@ class Scheduler:
         return flights
 
     def _make_room(self, run: Run, length: int) -> bool:
-        """Have the blocks for `length` tokens available. False: not before a step or transfer has ended."""
+        """Evict until the blocks for `length` tokens are available. False: not before a step or transfer has ended."""
         while self.limits.blocks_for(length) - len(run.lease.blocks) > self.ledger.available_blocks:
             if self._steps.leaving:
                 return False  # evicting more would be in vain
@@ -228,11 +228,11 @@ class Scheduler:
         return Startable(item, matched, len(matched) * self.limits.block_size, fresh)
 
     def _room_beside(self, matched: list[int]) -> int:
-        """How many blocks can be leased once these cached ones are."""
+        """The number of blocks that can be leased besides these cached ones."""
         return self.ledger.available_blocks - sum(map(self.ledger.cache.is_idle, matched))
 
     def _needed(self, item: Item) -> int:
-        """For how many tokens an item gets blocks when it starts; if it was evicted often, for all it may ever have."""
+        """The tokens for which an item gets blocks at its start: all that it may ever have if eviction-exempt."""
         most = item.prompt_length + item.max_tokens
         return most if item.eviction_exempt else min(item.length + 1, self.limits.capacity)
 
@@ -248,7 +248,7 @@ class Scheduler:
         self._waiting.remove(item)
         self._open.apply(item, Event.START)
         item.request.begun = True
-        self._shares.note_start(item)
+        self._fair_share.note_start(item)
         self.counts.queried += item.length * self._hashes.shared(item)
         self.counts.cached += run.computed
         if not item.reached:
@@ -262,8 +262,8 @@ class Scheduler:
         if max(lacking, reserve) > 0:
             self.ledger.grow(lease, max(lacking, reserve))
         samples = run.planned + count == run.length and run.item.max_tokens > 0
-        row = Row(lease.slot, lease.generation, run.planned, count, lease.blocks[run.told_blocks :], samples)
-        run.told_blocks = len(lease.blocks)
+        row = Row(lease.slot, lease.generation, run.planned, count, lease.blocks[run.sent_blocks :], samples)
+        run.sent_blocks = len(lease.blocks)
         run.planned += count
         run.pending += samples
         return Flight(run, row)
@@ -311,7 +311,7 @@ class Scheduler:
         return [] if again else [self._output(item, result)]
 
     def _output(self, item: Item, result: RowResult) -> Output:
-        """What to tell of the item; ends it when one of these tokens was its last, and drops those after that one."""
+        """The output for the item. Ends the item if one of the tokens was its last, and drops those after it."""
         count, (reason, stop_token) = 0, finish_of(item)
         while reason is None and count < len(result.tokens):
             item.output.append(result.tokens[count])
@@ -381,15 +381,15 @@ class Scheduler:
 
     @property
     def next_deadline(self) -> float | None:
-        """When `expire` is to be called; None when there is no need."""
+        """The time at which to call `expire`; None without a deadline."""
         return self._open.next_deadline
 
     def items_of(self, number: int) -> list[Item]:
-        """Whose rows a step in flight has, in order."""
+        """The items of the rows of a step in flight, in order."""
         return self._steps.items_of(number)
 
     def run_of(self, item: Item) -> Run | None:
-        """What the item has, and how far it has come, while it is running or stalled."""
+        """The run of an item while it is running or stalled; else None."""
         return self._runs.get(item)
 
     def requests(self) -> Iterable[Request]:

@@ -17,7 +17,7 @@ from tenure.core.runs import Run
 
 
 class Flight(NamedTuple):
-    """A row of a plan in flight, and whose it is."""
+    """A row of a plan in flight, with its run."""
 
     run: Run
     row: Row
@@ -57,12 +57,12 @@ class StepsInFlight:
         return list(zip(flights, result.rows, strict=True))
 
     def items_of(self, number: int) -> list[Item]:
-        """Whose rows a step in flight has, in order."""
+        """The items of the rows of a step in flight, in order."""
         return [flight.run.item for flight in self._steps[number]]
 
     @property
     def leaving(self) -> bool:
-        """Some item has left or was evicted: what it had is about to come back."""
+        """Whether an item of a step in flight has ended or was evicted, so that its lease is freed when it lands."""
         return any(not flight.run.current for flights in self._steps.values() for flight in flights)
 
     def audit(self) -> None:

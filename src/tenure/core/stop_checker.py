@@ -1,4 +1,4 @@
-"""Whether what a step made of an item was its last."""
+"""The stop checker: whether an item ends with its newest token, and why."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from tenure.sampling import RepetitionDetection
 
 
 def finish_of(item: Item) -> tuple[FinishReason | None, int | None]:
-    """The finish reason of `item`, whose text is computed, with the stop token that caused it; (None, None): go on."""
+    """The finish reason of an item whose newest tokens are known, and its stop token; (None, None) while it goes on."""
     if item.request.spec.pooling is not None:
-        return FinishReason.STOP, None  # it was read to the end, as it asked
+        return FinishReason.STOP, None  # a pooling item ends with its prompt
     sampling = item.sampling
     produced = len(item.output)
     if produced:
@@ -33,7 +33,7 @@ def repeats(tokens: Sequence[int], rule: RepetitionDetection) -> bool:
         if len(tokens) < needed:
             return False
         if tokens[-1] != tokens[-1 - size]:
-            continue  # spares nearly every comparison
+            continue  # most sizes are ruled out by one token
         tail = tokens[len(tokens) - needed :]
         if tail[size:] == tail[:-size]:
             return True

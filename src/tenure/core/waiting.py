@@ -1,6 +1,6 @@
-"""The queue of items that wait for a slot: oldest first, at a cost that does not grow with its length.
+"""The waiting queue: items that wait for a slot, oldest first, at a cost that does not grow with its length.
 
-"Oldest" is by turns, as requests come with many items: a large one does not keep a small one waiting.
+"Oldest" is by virtual start (fair queueing over requests), so a request of many items does not delay a small one.
 """
 
 import heapq
@@ -70,28 +70,28 @@ class WaitingQueue:
 
 
 class Startable(NamedTuple):
-    """An item that may leave the queue, and with what."""
+    """An item that may start, and the blocks for it."""
 
     item: Item
     matched: list[int]
     """Blocks of the prefix cache that have its first `start` tokens."""
     start: int
     fresh: int
-    """Blocks that it needs beside them."""
+    """The number of further blocks that it needs."""
 
 
 class FairShare:
-    """Gives out turns (start-time fair queueing, Goyal, Vin and Cheng, 1996).
+    """Start-time fair queueing over requests (Goyal, Vin and Cheng, 1996), in prompt tokens.
 
-    An item's turn comes when its request, had it shared the engine evenly with the others since its arrival, would be
-    done with the items before it. Time is counted in tokens, and stands where the item started last had its turn.
+    The virtual start of an item is the virtual time at its request's arrival plus the tokens of the request's items
+    before it. The virtual time is the greatest virtual start of an item that was started.
     """
 
     def __init__(self) -> None:
         self._now = 0
 
-    def give_turns(self, request: Request) -> None:
-        """Set the turns of the items of a request that has just arrived."""
+    def assign(self, request: Request) -> None:
+        """Set `virtual_start` of the items of a request that has just arrived."""
         virtual_start = self._now
         for item in request.items:
             item.virtual_start = virtual_start

@@ -1,4 +1,4 @@
-"""What a step costs, learned from the steps themselves."""
+"""The estimated cost of a step in seconds, fitted to measured steps."""
 
 from tenure.core.budget import StepBudget
 

@@ -21,8 +21,8 @@ from tenure.wire.messages import ModelCard
 
 logger = logging.getLogger("tenure.engine")
 
-_TOLD_LIMIT = 1024
-_TELL_TIMEOUT = 1.0
+_OUTGOING_LIMIT = 1024
+_HAND_OVER_TIMEOUT = 1.0
 """How often a loop that waits for the I/O thread looks whether there still is one."""
 
 
@@ -41,7 +41,7 @@ class IOThread:
         self._report = report
         self._listener = listener
         self._control_pipe = control_pipe
-        self._told: queue.Queue[Callable[[], None]] = queue.Queue(_TOLD_LIMIT)
+        self._outgoing: queue.Queue[Callable[[], None]] = queue.Queue(_OUTGOING_LIMIT)
         self._anything_told = anyio.Event()
         self._thread = threading.Thread(target=self._run, name="tenure-io", daemon=True)
         self._started = threading.Event()
@@ -81,13 +81,13 @@ class IOThread:
     def show(self, snapshot: EngineSnapshot) -> None:
         self._hand_over(lambda: self._engine_server.show(snapshot))
 
-    def tell(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
+    def emit(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
         self._hand_over(lambda: self._engine_server.deliver(step, outputs, ended))
 
-    def _hand_over(self, telling: Callable[[], None]) -> None:
+    def _hand_over(self, delivery: Callable[[], None]) -> None:
         while not self._ended.is_set():
             try:
-                self._told.put(telling, timeout=_TELL_TIMEOUT)
+                self._outgoing.put(delivery, timeout=_HAND_OVER_TIMEOUT)
             except queue.Full:
                 continue
             self._soon(lambda: self._anything_told.set())
@@ -107,8 +107,8 @@ class IOThread:
         while True:
             await self._anything_told.wait()
             self._anything_told = anyio.Event()
-            while not self._told.empty():
-                self._told.get_nowait()()
+            while not self._outgoing.empty():
+                self._outgoing.get_nowait()()
 
     def _end(self) -> None:
         if self._scope is not None:

@@ -118,7 +118,7 @@ class EngineLoop:
                 order = self._orders.get_nowait()
         except queue.Empty:
             if changed:
-                self._tell([], ended)
+                self._emit([], ended)
             return True
         return False
 
@@ -133,7 +133,7 @@ class EngineLoop:
         return self._orders.get(timeout=self._wait_timeout())
 
     def _wait_timeout(self) -> float | None:
-        """How long to wait for an order: until somebody's time is up, though an hour at most."""
+        """Seconds to wait for an order: until the next deadline, an hour at most; None when there is no deadline."""
         deadline = self._scheduler.next_deadline
         return None if deadline is None else min(max(0.0, deadline - self._clock()), 3600.0)
 
@@ -141,7 +141,7 @@ class EngineLoop:
         """Drop the requests whose time is up before they get another step."""
         deadline = self._scheduler.next_deadline
         if deadline is not None and (now := self._clock()) >= deadline:
-            self._tell([], self._scheduler.expire(now))
+            self._emit([], self._scheduler.expire(now))
 
     def _apply(self, order: Change) -> list[Request]:
         match order:
@@ -181,7 +181,7 @@ class EngineLoop:
         seconds, self._landed_at = now - max(launched.at, self._landed_at), now
         self._tuner.learn(plan, seconds)
         self._stats.step(plan, seconds)
-        self._tell(effects.outputs, effects.ended, plan.number)
+        self._emit(effects.outputs, effects.ended, plan.number)
 
     def _note_start(self, plan: StepPlan, now: float) -> None:
         """Only rows of items that were just started can be the first ones of their requests.
@@ -203,14 +203,14 @@ class EngineLoop:
                 logger.exception("step %d failed", plan.number)
         return StepResult(plan.number, [RowResult(r.slot, r.generation, error=_STEP_FAILED) for r in plan.rows])
 
-    def _tell(self, outputs: list[Output], ended: list[Request], step: int = 0) -> None:
+    def _emit(self, outputs: list[Output], ended: list[Request], step: int = 0) -> None:
         now = self._clock()
-        self._stats.tell(outputs, now)
+        self._stats.output(outputs, now)
         endings = [Ending.of(request, self._stats.end(request, now)) for request in ended]
         self._audit.note_change()
         self._publish()
         if outputs or endings:
-            self._port.tell(step, outputs, endings)
+            self._port.emit(step, outputs, endings)
 
     def _publish(self) -> None:
         self._port.publish(self._snapshot())

@@ -1,4 +1,4 @@
-"""What the engine loop and its I/O thread say to each other: orders one way, endings and snapshots the other.
+"""The messages between the engine's I/O thread and its loop: orders one way; outputs, endings, snapshots the other.
 
 Orders wait in a bounded queue, in the order in which they were given. Everything here is immutable.
 """
@@ -76,13 +76,13 @@ class Ending(NamedTuple):
 
     @classmethod
     def of(cls, request: Request, queue_seconds: float | None) -> "Ending":
-        """That of a request which the scheduler has closed."""
+        """The ending of a request that the scheduler has closed."""
         assert request.outcome is not None
         return cls(request.number, request.outcome, request.message, queue_seconds)
 
 
 class Port(Protocol):
-    """Where the loop's words go; called in the loop's thread."""
+    """Receives the loop's outputs and snapshots; called in the loop's thread."""
 
     def publish(self, snapshot: EngineSnapshot) -> None: ...
 
@@ -90,4 +90,4 @@ class Port(Protocol):
         """The answer to `ShowHolders`; it comes after all that was told before it."""
         ...
 
-    def tell(self, step: int, outputs: list[Output], ended: list[Ending]) -> None: ...
+    def emit(self, step: int, outputs: list[Output], ended: list[Ending]) -> None: ...

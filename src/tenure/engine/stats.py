@@ -1,11 +1,11 @@
-"""What the engine loop measures of requests and steps, in histograms with fixed buckets.
+"""The engine loop's measurements of requests and steps, in histograms with fixed buckets.
 
 A request that is open has one `_Times` here, from `admit` to `end`:
 
-    queued --first row--> computing --first token--> saying --ended--> (forgotten)
+    queued --first row--> computing --first token--> decoding --ended--> (forgotten)
 
 Owner: the loop, in its thread; others see the frozen `snapshot`. A sample is entered when its event happens: a request
-that is cancelled in the queue has no queue time, one that never said a token no prefill time, and only one that ended
+that is cancelled in the queue has no queue time, one without a token no prefill time, and only one that ended
 as `ok` has a decode time. Times are seconds by the loop's clock, which is also that of `Request.arrived_at`.
 """
 
@@ -94,8 +94,8 @@ class EngineStats:
         self._observe("step_rows", len(plan.rows))
         self._observe("step_tokens", sum(row.count for row in plan.rows))
 
-    def tell(self, outputs: Sequence[Output], now: float) -> None:
-        """Items have something to say: all that a step has made."""
+    def output(self, outputs: Sequence[Output], now: float) -> None:
+        """A step has brought these outputs."""
         before, sampled = self._sequence_prompt_tokens, 0
         for output in outputs:
             times = self._open.get(output.request)

@@ -1,4 +1,4 @@
-"""How much the next step may do, and on how many threads it runs: both are learned from the steps before it."""
+"""The budget of the next step and its number of threads, both from measurements of earlier steps."""
 
 from tenure.core.budget import StepBudget
 from tenure.core.plan import StepPlan
@@ -26,16 +26,16 @@ class StepTuner:
         self._governor = governor
 
     def budget(self) -> StepBudget:
-        """For the next step."""
+        """The budget of the next step."""
         return self._estimator.budget(self._max_tokens, self._step_time)
 
     def prepare(self) -> None:
-        """A step begins."""
+        """Called before each step: sets the number of threads."""
         if self._governor is not None:
             self._governor.prepare()
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
-        """A step has taken so long."""
+        """Called after each step with the seconds that it took."""
         tokens = sum(row.count for row in plan.rows)
         context = sum(row.count * (row.start + (row.count + 1) / 2) for row in plan.rows)
         expected = self._estimator.predict(tokens, context)

@@ -1,4 +1,4 @@
-"""Between the words of the wire and those of the core."""
+"""Conversions between the messages of the wire and the types of the core."""
 
 from tenure.core.report import Output
 from tenure.core.request import Request, RequestSpec
@@ -8,7 +8,7 @@ from tenure.wire.token_masks import attach
 
 
 def request(number: int, submit: wire.Submit, now: float) -> Request:
-    """A request that has just been admitted, under the engine's own number; `now` is on the loop's clock."""
+    """The core's request for a `Submit`; `number` is the engine's own, `now` is on the loop's clock."""
     spec = RequestSpec(
         list(submit.prompts),
         attach(submit.sampling, submit.masks),
@@ -28,7 +28,7 @@ def request(number: int, submit: wire.Submit, now: float) -> Request:
 
 
 def refused(number: int, refusal: Refusal) -> wire.Refused:
-    """The gate's answer, for the request that its connection calls `number`."""
+    """The message for a refusal by the gate; `number` is the connection's own."""
     return wire.Refused(
         request=number,
         outcome=refusal.outcome,
@@ -39,7 +39,7 @@ def refused(number: int, refusal: Refusal) -> wire.Refused:
 
 
 def item_output(number: int, output: Output) -> wire.ItemOutput:
-    """What a landed row means, for the request that its connection calls `number`."""
+    """The message for an output of the scheduler; `number` is the connection's own."""
     return wire.ItemOutput(
         request=number,
         index=output.index,

@@ -1,4 +1,4 @@
-"""Carries out step plans: builds the packed batch, runs the model, samples, and keeps what it needs to go on alone.
+"""Executes step plans: builds the packed batch, runs the model, samples, and keeps the tokens of each slot.
 
 States of a step: launched (it stands in `_results`, computed or not), then landed (its result was handed out, in the
 order of launching). One plan may be launched before the one before it has landed: its rows read tokens that the runner
@@ -18,7 +18,7 @@ step that spoils its blocks, before anyone is told of them: they are zeroed, so 
 rows left only finite ones), and later rows of the same occupant get the same error uncomputed. A step that raises fails
 all its rows in the same way.
 
-What is made of a row's hidden states, a token or a vector, is the business of the head: `SamplingHead`, `PoolingHead`.
+The head makes a token or a vector of a row's hidden states: `SamplingHead`, `PoolingHead`.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Model(Protocol):
 
 
 class Head(Protocol):
-    """Makes of computed rows what their callers asked for. It keeps nothing between calls."""
+    """Makes the results of computed rows. It keeps nothing between calls."""
 
     def finish(self, rows: Sequence[Row], batch: PackedBatch, hidden_TD: Tensor, slots: Slots) -> list[RowResult]:
         """One result per row, in order. Nothing that is passed in is changed."""
@@ -111,7 +111,7 @@ class DecoderRunner:
             results = self._fail_unsound(batch, self._head.finish(rows, batch, hidden_TD, self._slots))
             self._note(rows, results)
         except BaseException:
-            self._fail(rows)  # nobody has looked at what they wrote
+            self._fail(rows)  # what they wrote to the cache was not checked
             raise
         return results
 

@@ -1,4 +1,4 @@
-"""Carries out the steps of a model that reads each text in one piece: one packed batch, one answer for each text.
+"""Executes the steps of an encoder: one packed batch of whole texts, one answer for each text.
 
 Nothing is kept from step to step: a plan brings every text whole, as the `Start` of its row. A text whose answer is not
 finite, or an embedding of zeros, fails alone.

@@ -1,4 +1,4 @@
-"""From hidden states to vectors and class scores: the head of a decoder that reads and does not write.
+"""From hidden states to vectors and class scores: the head of a decoder for pooling tasks.
 
 A decoder's last token has seen the whole text, so its hidden state stands for the text. It exists once the row that
 ends the prompt is computed, whatever chunks or cached prefix came before. Other ways of pooling need the states of all
@@ -27,7 +27,7 @@ NO_LENGTH = "the model's embedding of this text is zero"
 
 
 class PoolableModel(Protocol):
-    """What makes something of the hidden states of last tokens."""
+    """The final norm and the head of a decoder."""
 
     def states(self, hidden_RD: Tensor) -> Tensor:
         """Hidden states after the final norm (R, D), float32."""
@@ -64,7 +64,7 @@ class PoolingHead:
         if wanted is None or wanted.task is not self.task:
             error = f"this model answers the task {self.task} only"
             return RowResult(row.slot, row.generation, error=error, outcome=Outcome.INVALID)
-        # The sigmoid of infinity would look like a sound answer.
+        # The sigmoid of infinity is 1, which would hide the fault.
         sound = bool(answer_1W.isfinite().all())
         return pooled_row(row, self._finished(answer_1W, wanted) if sound else answer_1W, self.task)
 

@@ -32,7 +32,7 @@ _NOTHING_DRAWN: Draw = (None, None, None)
 
 
 class LanguageModel(Protocol):
-    """What gives logits."""
+    """The output head of a model that generates."""
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Raw float32 logits (R, V)."""

@@ -1,10 +1,9 @@
-"""What the runner knows of the occupant of each slot.
+"""The runner's state of the occupant of each slot.
 
-State per slot: its generation, its tokens (prompt and output), its block table, how it is sampled, what is to be pooled
-of it, and whether it has failed. Owner: the runner, within `launch`. A slot changes in three ways only:
-`occupy` (a `Start`) forgets the former occupant, `extend` (a `Row`) adds blocks, `append` adds the token just drawn.
-Nothing is given back: an occupant that left stays until its slot is leased again, and rows that name another generation
-than the slot's are our bug.
+State per slot: its generation, its tokens (prompt and output), its block table, its sampling or pooling parameters,
+and whether it has failed. Owner: the runner, within `launch`. A slot changes in three ways only: `occupy` (a `Start`)
+replaces the former occupant, `extend` (a `Row`) adds blocks, `append` adds the token just drawn. An occupant that left
+stays until its slot is leased again; a row that names another generation than the slot's raises `InternalError`.
 
 Invariants: tokens[: lengths] are known, block_tables[: block_counts] are leased; a row computes only tokens that are
 known once the steps before it are computed, and has blocks for all of them; a row that draws ends at the last of these.
@@ -49,7 +48,7 @@ class Slots:
         self._addressed: list[object] = [None] * max_slots
 
     def occupy(self, start: Start) -> None:
-        """Forget what was in the slot; the new occupant has a generation of its own."""
+        """Replace the state of the slot by that of a new occupant, which has another generation."""
         slot, length = start.slot, len(start.tokens)
         if start.generation == self.generations[slot] or not 0 < length < self.tokens.shape[1]:
             raise InternalError(f"slot {slot} cannot be given to {length} tokens of generation {start.generation}")
@@ -65,7 +64,7 @@ class Slots:
         self._describe(slot, start.sampling)
 
     def _describe(self, slot: int, sampling: SamplingParams) -> None:
-        """Write down for the sampler what is the same for all tokens of the occupant."""
+        """Set the sampling parameters of the slot's occupant."""
         ends = sampling.eos_token_ids + sampling.stop_token_ids
         words = [word for word in sampling.bad_words if word]
         biased, biases = zip(*sampling.logit_bias, strict=True) if sampling.logit_bias else ((), ())
@@ -81,7 +80,7 @@ class Slots:
         self._addressed[slot] = ids, addends
 
     def extend(self, rows: Sequence[Row]) -> None:
-        """Take in the new blocks of these rows, and check that each can be computed as it is asked for."""
+        """Add the rows' new blocks to the block tables. Raises `InternalError` for a row that does not fit its slot."""
         self._planned[self._check(rows)] += 1
         for row in rows:
             if row.new_blocks:
@@ -91,7 +90,7 @@ class Slots:
                 self.block_counts[row.slot] = last
 
     def _check(self, rows: Sequence[Row]) -> IntArray:
-        """The slots of rows that draw."""
+        """Check the rows; returns the slots of those that draw."""
         slots_S = np.array([row.slot for row in rows], dtype=np.int64)
         ends_S = np.array([row.start + row.count for row in rows], dtype=np.int64)
         samples_S = np.array([row.samples for row in rows], dtype=bool)
@@ -120,7 +119,7 @@ class Slots:
         batch.token_ids_T.copy_(torch.from_numpy(tokens_T))
 
     def append(self, drawn: Sequence[tuple[int, int]]) -> None:
-        """These tokens were drawn: (slot, token) pairs, each slot once."""
+        """Append drawn tokens, given as (slot, token) pairs, each slot once."""
         slots_S, tokens_S = np.array(drawn, dtype=np.int64).T
         lengths_S = self.lengths[slots_S]
         self.tokens[slots_S, lengths_S] = tokens_S

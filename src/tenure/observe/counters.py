@@ -11,8 +11,8 @@ in none of them is `received`. A row's writer raises `arrivals` first, leaves a 
 raises the outcome last; a reader reads the arrivals last, and stages left after stages entered, so it never sees more
 endings than beginnings, nor a request twice. Aligned 64-bit loads and stores are single on the machines that we run on.
 
-Owner of a row: its worker while it lives, then the supervisor. A restarted worker goes on in the row of its
-predecessor, once that is buried.
+Owner of a row: its worker while it lives, then the supervisor. A restarted worker continues the row of its
+predecessor, after `close_worker`.
 """
 
 import mmap
@@ -76,16 +76,16 @@ HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
 
 
 class WorkStage(StrEnum):
-    """How far an open work request has come."""
+    """The stage of an open work request."""
 
     RECEIVED = "received"
-    """Being read, checked, or put to the engine; its model is not counted."""
+    """Not admitted yet; not counted by model."""
     ADMITTED = "admitted"
-    """The engine has it, and nothing has come of it."""
+    """Admitted by an engine, without output so far."""
     ANSWERING = "answering"
-    """The engine has it, and something has come."""
+    """Admitted, with some output."""
     ENDING = "ending"
-    """The engine holds nothing of it any more."""
+    """The engine holds nothing of it any more; the answer is not complete."""
 
 
 _COUNTED_STAGES = (WorkStage.ADMITTED, WorkStage.ANSWERING, WorkStage.ENDING)
@@ -154,16 +154,16 @@ class _Layout:
         return self._cells[key]
 
     def counted(self, model: str) -> str:
-        """The name under which a model is counted."""
+        """The name under which a model is counted: its own if it is in the schema, else the empty one."""
         return model if model in self.models else UNKNOWN_MODEL
 
     def open_in(self, row: Sequence[int], route: str) -> int:
-        """Requests of a route that have begun and not ended, by one row."""
+        """The number of open requests of a route in one row."""
         start = self.cell("ended", route, UNKNOWN_MODEL, _OUTCOMES[0])
         return row[self.cell("arrived", route)] - sum(row[start : start + len(self.models) * len(_OUTCOMES)])
 
     def scale(self, name: str) -> float:
-        """How many units the cell of a histogram's sum has for one of the name's."""
+        """The factor from a histogram's unit to that of its sum's cell."""
         return 1e9 if name.endswith("_seconds") else 1
 
 
@@ -175,18 +175,18 @@ class WorkerCounters:
         self._layout = layout
 
     def arrive(self, route: str) -> None:
-        """A request on a work route has begun."""
+        """Count the arrival of a request on a work route."""
         self._row[self._layout.cell("arrived", route)] += 1
 
     def leave(self, route: str, model: str, outcome: Outcome) -> None:
-        """It has ended. A model outside the schema is counted under the empty name."""
+        """Count the end of a request. A model outside the schema is counted under the empty name."""
         layout = self._layout
         if layout.open_in(self._row, route) <= 0:
             raise InternalError(f"a request on {route} ends that never began")
         self._row[layout.cell("ended", route, layout.counted(model), outcome)] += 1
 
     def move(self, model: str, before: WorkStage, after: WorkStage | None) -> None:
-        """An open request of this model goes from one stage to another; to None right before it ends."""
+        """Move an open request of this model to another stage; to None right before it ends."""
         model = self._layout.counted(model)
         if before is not WorkStage.RECEIVED:
             self._row[self._layout.cell("left", model, before)] += 1
@@ -194,7 +194,7 @@ class WorkerCounters:
             self._row[self._layout.cell("entered", model, after)] += 1
 
     def observe(self, histogram: str, value: float, model: str = UNKNOWN_MODEL) -> None:
-        """Enter one value, in the unit that ends the name, into a histogram of the schema."""
+        """Add a value, in the unit that ends the name, to a histogram of the schema."""
         layout, bounds = self._layout, HISTOGRAMS[histogram]
         start = layout.cell(histogram, layout.counted(model), 0)
         self._row[start + bisect_left(bounds, value)] += 1
@@ -245,7 +245,7 @@ class SharedCounters:
         return WorkerCounters(row, self._layout)
 
     def close_worker(self, index: int) -> int:
-        """End the open requests of a worker that is dead as `worker_lost`; how many there were. Supervisor only."""
+        """Count the open requests of a dead worker as `worker_lost`; returns their number. Supervisor only."""
         row, entered = self._row(index), self._layout.stages
         lost = 0
         row[entered.stop : 2 * entered.stop - entered.start] = row[entered]

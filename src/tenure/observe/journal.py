@@ -1,4 +1,4 @@
-"""What a work request has gone through: its stages with their times, its tokens, and the samples that these give.
+"""The stages, times and token counts of one work request, and the histogram samples that they give.
 
     received --admitted--> admitted --first output--> answering --the engine holds nothing--> ending --> (closed)
 
@@ -56,8 +56,8 @@ class Tokens:
 
 
 @dataclass(slots=True)
-class Asked:
-    """What the engine was asked for."""
+class EngineParams:
+    """The parameters of the request to the engine."""
 
     sampling: SamplingParams | None = None
     """None where nothing is sampled."""
@@ -74,33 +74,33 @@ class Journal:
     model: str = ""
     stage: WorkStage = WorkStage.RECEIVED
     tokens: Tokens = field(default_factory=Tokens)
-    asked: Asked = field(default_factory=Asked)
+    params: EngineParams = field(default_factory=EngineParams)
     finish_reasons: Counter[str] = field(default_factory=Counter)
     _running: int = 0
     _closed: bool = False
     _counted_as: str = ""
 
     def follow(self, submit: Submit) -> "Watch":
-        """The watcher of a generation that is about to be watched."""
-        self.asked.sampling = submit.sampling if submit.pooling is None else None
-        self.asked.choices = submit.n
+        """Return a watcher for a generation of this request."""
+        self.params.sampling = submit.sampling if submit.pooling is None else None
+        self.params.choices = submit.n
         self.tokens.prompt += sum(map(len, submit.prompts))
         return Watch(self, [len(prompt) for prompt in submit.prompts for _ in range(submit.n)])
 
     def close(self, outcome: Outcome) -> None:
-        """The request is over; only one that ended well has samples of its sizes."""
+        """The request is over. Token histograms get samples only for the outcome `ok`."""
         self.counter.move(self._counted_as, self.stage, None)
         self._closed = True
-        if outcome is not Outcome.OK or not self.asked.generations:
+        if outcome is not Outcome.OK or not self.params.generations:
             return
         sizes: list[tuple[str, float]] = [("request_prompt_tokens", self.tokens.prompt)]
-        if self.asked.sampling is not None:
+        if self.params.sampling is not None:
             sizes += [
                 ("request_output_tokens", self.tokens.output),
                 ("request_longest_output_tokens", self.tokens.longest),
                 ("request_computed_prompt_tokens", self.tokens.computed),
-                ("request_choices", self.asked.choices),
-                ("request_max_tokens", self.asked.sampling.max_tokens),
+                ("request_choices", self.params.choices),
+                ("request_max_tokens", self.params.sampling.max_tokens),
             ]
             if self.tokens.later:
                 sizes.append(("request_token_seconds", self.tokens.later_seconds / self.tokens.later))
@@ -110,16 +110,16 @@ class Journal:
     # for the watches
 
     def admitted(self, now: float) -> None:
-        if not self.asked.generations:
+        if not self.params.generations:
             self.times.admitted = now
             self._counted_as = self.model
-        self.asked.generations += 1
+        self.params.generations += 1
         self._running += 1
         if self.stage is not WorkStage.ANSWERING:
             self._move(WorkStage.ADMITTED)
 
     def first_output(self, now: float, tokens: Sequence[int]) -> None:
-        """A generation, or an item of it, says something for the first time."""
+        """The first output of a generation, or of an item of it, has arrived."""
         if self.stage is not WorkStage.ANSWERING:
             self._move(WorkStage.ANSWERING)
         if self.times.first_output is None:
@@ -143,7 +143,7 @@ class Journal:
 
 
 class Watch:
-    """Of one generation whose items have prompts of these lengths; a `client.Watcher`."""
+    """The `client.Watcher` of one generation; `prompts` are the prompt lengths of its items."""
 
     __slots__ = ("_first", "_items", "_journal", "_last", "_prompts")
 

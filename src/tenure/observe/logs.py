@@ -1,6 +1,6 @@
-"""How every process logs: one line an event, on standard error, as text or as JSON.
+"""The logging of every process: one line per event, on standard error, as text or as JSON.
 
-A record may carry `fields`, a mapping: they are keys of their own in JSON, and stand in the message of a text.
+A record may carry `fields`, a mapping: keys of the JSON object; in text they are part of the message already.
 """
 
 import logging
@@ -28,7 +28,7 @@ def configure_logging(process: str, log_format: str = "text") -> None:
 
 
 def announce(message: str, log_format: str = "text") -> None:
-    """Tell the person at the terminal something about the whole server: in words, or as a log line if logs are JSON."""
+    """Print a message about the whole server to the terminal, or log it when `log_format` is `json`."""
     if log_format == "json":
         logging.getLogger("tenure.supervisor").info(message)
     else:

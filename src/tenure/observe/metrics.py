@@ -32,7 +32,7 @@ ReadEngine = Callable[[EngineLedger], Value | Mapping[str, Value]]
 
 @dataclass(frozen=True)
 class Readings:
-    """Everything that is exported, read at one time."""
+    """The snapshots for one scrape, read at one time."""
 
     version: str
     http: CountersSnapshot
@@ -134,7 +134,7 @@ def _http(readings: Readings) -> dict[str, list[Sample]]:
 
 
 def open_by_stage(readings: Readings) -> Iterator[tuple[str, str, int]]:
-    """Open requests by model and stage. Which of the admitted ones have been in a step is for the engines to say."""
+    """Open requests by model and stage. The engines' snapshots split the admitted ones into queued and running."""
     queued: dict[str, int] = {}
     for engine in readings.answering:
         queued[engine.model] = queued.get(engine.model, 0) + engine.figures.queued_requests

@@ -1,4 +1,4 @@
-"""What is told of work requests: counts, a log line at each end, a span, and the body if it is asked for."""
+"""Reporting of work requests: counters, an access log line, a span, and on demand the body."""
 
 import logging
 import time
@@ -17,15 +17,15 @@ access_logger = logging.getLogger("tenure.access")
 
 
 class Tracer(Protocol):
-    """Where spans go."""
+    """Exports a span for each summary."""
 
     def record(self, summary: RequestSummary) -> None: ...
 
 
 class RequestObserver:
-    """The `Observer` of an API process's guard: counts each work request in and out, and tells of its end.
+    """The `Observer` of an API process's guard: counts each work request in and out, logs and traces its end.
 
-    `log_bodies`: how many characters of a request's body are logged when it has been read; 0 is none at all.
+    `log_bodies`: the number of characters of a request's body that are logged; 0 logs none.
     """
 
     def __init__(self, counter: WorkerCounters, *, log_bodies: int = 0, tracer: Tracer | None = None) -> None:
@@ -40,7 +40,7 @@ class RequestObserver:
         return Journal(self._counter, Times(exchange.head.received_at))
 
     def received(self, exchange: Exchange) -> None:
-        """Show the body, which holds what the caller wrote, only where that is wanted."""
+        """Log the beginning of the body if `log_bodies` is set; bodies hold callers' data."""
         if self._log_bodies and exchange.work:
             most = 4 * self._log_bodies  # a character has 4 bytes at most
             start = b"".join(part[:most] for part in exchange.body.parts[:most])[:most].decode(errors="replace")

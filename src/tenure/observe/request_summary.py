@@ -1,4 +1,4 @@
-"""What is told of a work request once it is over: one value, from which the log line and the span are made."""
+"""The summary of a work request that is over, from which the access log line and the span are made."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from typing import Any
 
 from tenure.http.exchange import Exchange
 from tenure.http.request_head import RequestHead
-from tenure.observe.journal import Asked, Times, Tokens
+from tenure.observe.journal import EngineParams, Times, Tokens
 from tenure.outcomes import Outcome
 
 CLIENT_CLOSED_REQUEST = 499
@@ -21,7 +21,7 @@ class RequestSummary:
     model: str
     outcome: Outcome
     status: int
-    """What was answered; 499 when the client had left."""
+    """The HTTP status; 499 when the client had left."""
     code: str
     """Of the error; empty without one."""
     times: Times
@@ -29,7 +29,7 @@ class RequestSummary:
     ended_at: float
     clock_offset: float
     tokens: Tokens
-    asked: Asked
+    params: EngineParams
     finish_reasons: tuple[str, ...]
 
     @property
@@ -43,7 +43,7 @@ class RequestSummary:
 
     @property
     def started_at(self) -> float | None:
-        """When the first step with a row of it began, by the engine's word."""
+        """When the first step with a row of it began, computed from the engine's queue time; None without one."""
         if self.times.admitted is None or self.times.queue_seconds is None:
             return None
         started = self.times.admitted + self.times.queue_seconds
@@ -55,7 +55,7 @@ class RequestSummary:
         return None if self.times.first_token is None else self.times.first_token - self.times.received
 
     def stages(self) -> dict[str, float]:
-        """Seconds that it spent in each stage that it came to; those of a request with one generation add up."""
+        """Seconds in each stage that it reached; with a single generation they add up to the total."""
         marks = [
             ("received", self.times.received),
             ("queued", self.times.admitted),
@@ -82,13 +82,13 @@ def summary_of(exchange: Exchange, now: float) -> RequestSummary:
         ended_at=now,
         clock_offset=time.time() - time.monotonic(),
         tokens=journal.tokens,
-        asked=journal.asked,
+        params=journal.params,
         finish_reasons=tuple(journal.finish_reasons),
     )
 
 
 def log_fields(summary: RequestSummary) -> dict[str, Any]:
-    """What the structured log says of a request."""
+    """The fields of the structured log line of a request."""
     return {
         "id": summary.head.request_id,
         "label": summary.head.label,

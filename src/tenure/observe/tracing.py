@@ -41,7 +41,7 @@ class SpanTracer:
 
     def __init__(self, exporter: SpanExporter, version: str) -> None:
         named = Resource({SERVICE_NAME: "tenure", SERVICE_VERSION: version})
-        # The environment's OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come last, and so have the last word.
+        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES of the environment are merged last and so take precedence.
         self._provider = TracerProvider(resource=named.merge(OTELResourceDetector().detect()))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("tenure", version)
@@ -87,7 +87,7 @@ def _events(summary: RequestSummary) -> dict[str, float]:
 
 
 def _attributes(summary: RequestSummary, operation: str) -> Mapping[str, str | int | float | tuple[str, ...]]:
-    sampling, times = summary.asked.sampling, summary.times
+    sampling, times = summary.params.sampling, summary.times
     found: dict[str, str | int | float | tuple[str, ...] | None] = {
         "http.request.method": summary.head.method,
         "http.route": summary.route,
@@ -109,7 +109,7 @@ def _attributes(summary: RequestSummary, operation: str) -> Mapping[str, str | i
         found["gen_ai.usage.input_tokens"] = summary.tokens.prompt
         found["gen_ai.usage.output_tokens"] = summary.tokens.output
     if sampling is not None:
-        found["gen_ai.request.choice.count"] = summary.asked.choices
+        found["gen_ai.request.choice.count"] = summary.params.choices
         found["gen_ai.request.max_tokens"] = sampling.max_tokens
         found["gen_ai.request.temperature"] = sampling.temperature
         found["gen_ai.request.top_p"] = sampling.top_p

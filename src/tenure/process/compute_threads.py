@@ -1,8 +1,8 @@
-"""Long computations leave the event loop, so that they do not stall what others wait for.
+"""Worker threads for long computations, so that these do not block the event loop.
 
-Few of them run at a time: threads share one interpreter, so that many would slow the event loop down to their own
-pace, and each holds its input many times over. What waits for its turn is cancelled at once; what runs should call
-`stop_if_cancelled` now and then.
+Few run at a time: threads share one interpreter, so many would slow down the event loop, and each holds several times
+the memory of its input. A computation that waits for a thread is cancelled at once; one that runs should call
+`stop_if_cancelled` regularly.
 """
 
 from collections.abc import Callable
@@ -35,6 +35,6 @@ class Workers:
 
 
 def stop_if_cancelled() -> None:
-    """In a worker thread whose work nobody waits for any more: raise what ends it. Elsewhere nothing happens."""
+    """In a worker thread whose caller was cancelled: raise the cancellation. Elsewhere do nothing."""
     with suppress(anyio.NoEventLoopError):
         anyio.from_thread.check_cancelled()

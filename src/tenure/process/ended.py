@@ -1,4 +1,4 @@
-"""The requests that a process has seen end lately, by id: what a cancel of one of them is answered."""
+"""The requests that have ended most recently in a process, by id; the answers to cancels that come too late."""
 
 from collections import OrderedDict
 
@@ -8,13 +8,13 @@ REMEMBERED = 10_000
 
 
 class EndedRequests:
-    """The latest `REMEMBERED` requests."""
+    """How the latest `REMEMBERED` requests have ended, by id."""
 
     def __init__(self) -> None:
         self._requests: OrderedDict[str, CancelledRequest] = OrderedDict()
 
     def note(self, request: CancelledRequest) -> None:
-        """A request has ended; what was noted of its id before is replaced."""
+        """Store the end of a request; replaces an earlier entry of the same id."""
         self._requests[request.id] = request
         self._requests.move_to_end(request.id)
         if len(self._requests) > REMEMBERED:

@@ -1,4 +1,4 @@
-"""What a child process tells its supervisor: lines of JSON over a pipe of its own."""
+"""The reports of a child process to its supervisor: lines of JSON over a pipe."""
 
 import os
 import select
@@ -26,16 +26,16 @@ class Serving(Report, frozen=True):
 
 
 class Alive(Report, frozen=True):
-    """A child lives (an engine's I/O thread, an API process's event loop); said once a second."""
+    """Heartbeat of a child (an engine's I/O thread, an API process's event loop), once a second."""
 
     step: int = 0
-    """Of an engine: the number of the step that runs, or ran last."""
+    """The number of the engine's current or last step; 0 from an API process."""
     busy: bool = False
-    """It has something to do: as long as `step` stays the same, it has not gone on."""
+    """It has work, so an unchanged `step` means that it makes no progress."""
 
 
 class Failed(Report, frozen=True):
-    """The child cannot work and ends; starting it again would not help. The message is fit for the user's eyes."""
+    """The child cannot work and ends; a restart would not help. `message` is shown to the operator."""
 
     message: str
 
@@ -44,7 +44,7 @@ AnyReport = Loaded | Serving | Alive | Failed
 
 
 def write_report(descriptor: int, report: AnyReport) -> None:
-    """Send a report; a supervisor that is gone is no error here, since its end has its own signal."""
+    """Send a report, waiting for room in the pipe. Errors are ignored: the supervisor's end is noticed elsewhere."""
     try:
         os.write(descriptor, msgspec.json.encode(report) + b"\n")
     except BrokenPipeError:
@@ -52,7 +52,7 @@ def write_report(descriptor: int, report: AnyReport) -> None:
 
 
 def offer_report(descriptor: int, report: AnyReport) -> None:
-    """Send a report, unless the supervisor has left so many unread that there is no room for one."""
+    """Send a report, or drop it when the pipe is full."""
     room = select.poll()
     room.register(descriptor, select.POLLOUT)
     if room.poll(0):
@@ -60,5 +60,5 @@ def offer_report(descriptor: int, report: AnyReport) -> None:
 
 
 def read_reports(data: bytes) -> list[AnyReport]:
-    """Decode whole lines."""
+    """Decode complete lines, one report each."""
     return [msgspec.json.decode(line, type=AnyReport) for line in data.splitlines()]

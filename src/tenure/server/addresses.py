@@ -1,4 +1,4 @@
-"""Where a server listens: for clients, on one socket for each family of addresses, and for its own processes."""
+"""The listening sockets of a server, one for each address family, and the folder of its internal sockets."""
 
 import errno
 import socket
@@ -21,10 +21,10 @@ _LONGEST_FOLDER = 80
 
 @contextmanager
 def socket_folder() -> Iterator[str]:
-    """A folder for sockets that nobody else may enter; raises ResourceError when there is no place for one."""
+    """A temporary folder for sockets, private to this user; raises ResourceError when none can be made."""
     for parent in _FOLDERS:
         try:
-            # Where it cannot be removed, for want of a descriptor, the reason why a server ends is still its last word.
+            # A folder that cannot be removed (no descriptor is left) must not hide the reason for the server's end.
             folder = TemporaryDirectory(prefix="tenure-", dir=parent, ignore_cleanup_errors=True)
         except OSError:
             continue
@@ -39,7 +39,7 @@ def socket_folder() -> Iterator[str]:
 def listening(host: str, port: int) -> Iterator[list[socket.socket]]:
     """The listening sockets of the server, IPv4's first; an empty host is every interface.
 
-    Raises ResourceError when the address cannot be had. A family of which this machine has none is left out.
+    Raises ResourceError when the address is not available. An address family that this machine lacks is left out.
     """
     with ExitStack() as stack:
         try:

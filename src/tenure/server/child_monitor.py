@@ -1,7 +1,7 @@
-"""Keeps one child of the supervisor running: starts it again after a death, as long as policy allows.
+"""Keeps one child of the supervisor running: restarts it after its process has ended, as long as policy allows.
 
-A child that does not go on, though it lives, is killed, and then it is as dead as any other. One that could not
-be started, for want of memory or descriptors, counts as dead, too: there may be some again.
+A process without progress is killed, and restarted like any other. One that could not be started, because memory or
+descriptors were lacking, counts as ended, too.
 """
 
 import logging
@@ -34,7 +34,7 @@ class ServerEnded(Exception):
 class ChildMonitor:
     """Owns one child. `ended` is set once it has ended and will not be started again.
 
-    `after_death` is called after each of its lives, whatever the end. `silence` and `work` are a `Watchdog`'s.
+    `after_death` is called after each end of its process. `silence` and `work` are the limits of a `Watchdog`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ChildMonitor:
         self._scope.cancel()
 
     def kill(self) -> None:
-        """End the child without giving it the time to do anything; it is not started again."""
+        """Kill the child; it is not started again."""
         self._stopping = True
         if self._process is not None:
             signal_child(self._process, signal.SIGKILL)
@@ -124,7 +124,7 @@ class ChildMonitor:
             self._pass_on(report)
 
     async def _back_off(self, end: str) -> None:
-        """Wait before the next start, or give up. `end` tells how the life that is over has ended."""
+        """Wait before the next start; raises ServerEnded when it must not be restarted. `end`: how it has ended."""
         if self._failed is not None:
             raise ServerEnded(self._failed.message)
         self._deaths.append(self._clock())

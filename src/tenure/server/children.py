@@ -1,4 +1,4 @@
-"""A child process of the supervisor, from its start to the last of it.
+"""A child process of the supervisor, from its start until it has ended and was waited for.
 
 The child gets its configuration as a line on standard input, its control pipe, which stays open. It reports over a
 pipe of its own. Leaving `running` leaves nothing behind: the control pipe is closed, which ends the child, and if that
@@ -57,7 +57,7 @@ async def running(spec: ChildSpec) -> AsyncIterator[Process]:
             group.start_soon(_read_reports, reading, spec.on_report)
             yield process
             if process.returncode is None:
-                group.cancel_scope.cancel()  # else its last words are still read
+                group.cancel_scope.cancel()  # else its last reports are still read
     finally:
         with anyio.CancelScope(shield=True):
             await _end(process)
@@ -118,10 +118,10 @@ async def _end(process: Process) -> None:
 
 
 async def reap_adopted() -> None:
-    """Wait for processes that this one has adopted, as the first one of a container does, when they have ended.
+    """Reap orphans that this process has adopted, as PID 1 of a container does, when they have ended.
 
-    Children of its own are waited for by asyncio, at once. They lead sessions; so an adopted one that does, too, has to
-    show first that nobody waits for it.
+    Its own children are session leaders and reaped by asyncio at once; so an ended session leader is reaped here only
+    when it is found a second time.
     """
     with anyio.open_signal_receiver(signal.SIGCHLD) as signals:
         async for _ in signals:

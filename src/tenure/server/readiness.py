@@ -1,4 +1,4 @@
-"""Who has reported that it is ready, and whether that is everyone.
+"""Which engines and API processes have reported that they are ready, and whether all have.
 
 Owner of: the cards of the engines, the API processes that serve. Every change comes from a child's report or its death.
 """
@@ -23,7 +23,7 @@ class Readiness:
     def note_report(self, number: int, report: AnyReport) -> None:
         """Take the report of an engine or an API process, each counted from 0.
 
-        An API process may say that every model is ready before the last engine's own words have been read.
+        The report of an API process that all models are ready may be read before the last engine's own.
         """
         if isinstance(report, Loaded):
             self._cards[number] = report.card

@@ -104,7 +104,7 @@ class Supervisor:
     def _engines(
         self, stack: AsyncExitStack, folder: str, readiness: Readiness
     ) -> tuple[list[ChildMonitor], tuple[tuple[str, ...], ...]]:
-        """Keepers, and the sockets of each model's engines. Sockets are the supervisor's, so they outlive an engine."""
+        """The monitors, and the socket paths of each model's engines. The supervisor's sockets outlive an engine."""
         monitors: list[ChildMonitor] = []
         paths: dict[str, list[str]] = {name: [] for name in self._config.api.model_names}
         for number, config in enumerate(self._config.engines):

@@ -1,10 +1,9 @@
-"""Judges whether a child process goes on, and is the only one that does.
+"""Decides whether a child process makes progress; nothing else in the server does.
 
-A child reports once a second. When it is silent, or its step does not end, Linux is asked what its threads do. On a
-busy machine a child is late through no fault of its own, so time in which it waits for a core or for the disk is not
-counted. Counted is time in which it ran, slept or was stopped. It is counted by looks: when the whole machine has stood
-still, that is one look. Nobody has to be told of the verdict: a child that is given up is killed, and those who were
-connected to it see their sockets closed.
+A child reports once a second. When it is silent, or its step does not end, the state of its threads is read from
+/proc. Time in which it waits for a core or the disk is not counted, since on a busy machine that is not its fault; time
+in which it runs, sleeps or is stopped is. Time is counted in checks, so a pause of the whole machine counts as one. A
+child that is given up is killed; its peers notice by their closed sockets.
 """
 
 import os
@@ -22,12 +21,12 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """What Linux says of a process."""
+    """The state of a process, from /proc."""
 
     runnable: bool
-    """A thread of it runs, or waits for a core or the disk."""
+    """At least one of its threads runs, or waits for a core or the disk."""
     seconds: float
-    """Processor time that its main thread has used."""
+    """Processor time of its main thread."""
 
 
 def process_state(pid: int) -> ProcessState:
@@ -43,10 +42,10 @@ def process_state(pid: int) -> ProcessState:
 
 
 class Watchdog:
-    """Watches over one life of a child; a limit of 0 is none.
+    """Watches one process of a child, from start to end. A limit of 0 means no limit.
 
-    `silence`: seconds without a report, asleep or stopped, after which it is dead. `work`: seconds of processor time,
-    or asleep between reports, that its main thread may take for a step (an API process: for a turn of its event loop).
+    `silence`: seconds without a report, asleep or stopped, after which it counts as dead. `work`: seconds of processor
+    time, or asleep between reports, for one step (in an API process: one cycle of the event loop).
     """
 
     def __init__(self, silence: float, work: float, state_of: Callable[[int], ProcessState] = process_state) -> None:
@@ -59,14 +58,14 @@ class Watchdog:
         self._seconds: float | None = None
 
     def note_report(self, report: AnyReport) -> None:
-        """Take a report of the child."""
+        """Note that the child has sent a report."""
         self._reported = True
         if isinstance(report, Alive):
             self._went_on |= not report.busy or report.step != self._step
             self._step = report.step
 
     def check(self, pid: int) -> str:
-        """Why the child is to be taken for dead; empty while it is not. To be called every `CHECK_INTERVAL`."""
+        """The reason why the child counts as dead; empty while it does not. To be called every `CHECK_INTERVAL`."""
         reported, went_on = self._reported, self._went_on
         self._reported = self._went_on = False
         if went_on:
@@ -74,7 +73,7 @@ class Watchdog:
             return ""
         try:
             now = self._process_state(pid)
-        except OSError:  # for want of a descriptor; or it is gone, which has other signs
+        except OSError:  # no descriptor is left, or the process is gone, which is noticed elsewhere
             return ""
         ran = 0.0 if self._seconds is None else now.seconds - self._seconds
         asleep = 0.0 if now.runnable or ran else CHECK_INTERVAL

@@ -1,6 +1,6 @@
 """Messages over a byte stream: a four-byte big-endian length, then msgpack.
 
-A stream socket tells of its peer's death at once, so `PeerGone` is the only way a channel ends besides `aclose`.
+A stream socket reports its peer's death at once, so a channel ends by `PeerGone` or by `aclose` alone.
 """
 
 import struct
@@ -20,11 +20,11 @@ _HEADER = struct.Struct(">I")
 
 
 class PeerGone(ResourceError):
-    """The other side closed, died, or sent something that is no message."""
+    """The peer closed the connection, died, or sent an invalid message."""
 
 
 class FrameTooLarge(ResourceError):
-    """A message cannot be sent, because the other side would take its size for nonsense."""
+    """A message is larger than `MAX_FRAME_BYTES`, which the peer would reject."""
 
 
 class Channel(Generic[Received]):

@@ -1,4 +1,4 @@
-"""What API processes and engines say to each other: two closed unions of frozen structs, one per direction.
+"""The messages between API processes and engines: two closed unions of frozen structs, one per direction.
 
 `ServerLedger` is made of it: the page that commands read over HTTP.
 
@@ -31,7 +31,7 @@ class Hello(Message, frozen=True):
     worker: int
     version: int = PROTOCOL_VERSION
     process: str = ""
-    """What stands for this start of this API process in the ids that it makes."""
+    """The name of this incarnation of the API process in the ids of its requests."""
 
 
 class Submit(Message, frozen=True):
@@ -58,7 +58,7 @@ class Submit(Message, frozen=True):
     begin_within: float | None = None
     """Seconds from its arrival at the engine within which one of its items must have run; None waits for ever."""
     end_within: float | None = None
-    """Seconds within which it must be over."""
+    """Seconds from its arrival at the engine within which it must be over; None: no limit."""
     unattended: list[int] = []
     """Per prompt, how many of its last tokens no token attends to; empty when all are attended to."""
     masks: TokenMasks | None = None
@@ -80,7 +80,7 @@ class FinishItem(Message, frozen=True):
 
 
 class Stall(Message, frozen=True):
-    """Nobody reads what the request puts out: no more steps for it until `Resume`."""
+    """The reader of the request does not keep up: no more steps for it until `Resume`."""
 
     request: int
 
@@ -103,21 +103,21 @@ class CancelByName(Message, frozen=True):
 
 
 class CancelledRequest(msgspec.Struct, frozen=True, gc=False):
-    """How a request that was to be ended has ended, now or before."""
+    """How a cancelled request has ended, now or before the cancel."""
 
     id: str
     outcome: Outcome
     seconds: float
-    """From the order to end it until all was free; 0 when it had ended before that."""
+    """From the cancel until nothing was held; 0 when it had ended before."""
 
 
 class CancelledByName(Message, frozen=True):
-    """Those of the ids that are known, and the requests that had one of the labels."""
+    """How the known ones of the named requests have ended."""
 
     sequence: int
     requests: list[CancelledRequest]
     unreached: list[str] = []
-    """Ids whose API process is not there; of these the engine has told what it remembers."""
+    """Ids of API processes that are not connected; `requests` has those of them that the engine remembers."""
 
 
 class AskLedger(Message, frozen=True):
@@ -134,7 +134,7 @@ ToEngine = Hello | Submit | Cancel | FinishItem | Stall | Resume | CancelByName 
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine serves and how much fits into it."""
+    """The model of an engine, and its capacity."""
 
     name: str
     served_names: tuple[str, ...]
@@ -148,7 +148,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[str, ...] = ("generate",)
     load_seconds: float = 0.0
     most_items: int = 2**31
-    """Of all open requests together, so no request has more."""
+    """Limit for all open requests together, hence for each."""
     most_prompt_tokens: int = 2**31
 
 
@@ -157,7 +157,7 @@ class Ready(Message, frozen=True):
 
     card: ModelCard
     epoch: str
-    """Drawn anew by each incarnation of the engine."""
+    """Random id of this incarnation of the engine."""
 
 
 class Unready(Message, frozen=True):
@@ -171,14 +171,14 @@ class Admitted(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """Nothing of the request is held. `code` is the error code of the API envelope."""
+    """The request was not admitted and holds nothing. `code` is the error code of the API envelope."""
 
     request: int
     outcome: Outcome
     code: str
     message: str
     retry_after: float | None = None
-    """Seconds; None where nobody knows, or waiting would not help."""
+    """Seconds; None when unknown, or when waiting would not help."""
 
 
 class ItemOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -239,7 +239,7 @@ class SlotCounts(msgspec.Struct, frozen=True, gc=False):
 
 
 class PermitCount(msgspec.Struct, frozen=True, gc=False):
-    """Requests have no limit of their own, and so no key for it."""
+    """`limit` is absent for the permits of requests, which are bounded by their items alone."""
 
     held: int = 0
     limit: int | UnsetType = UNSET
@@ -289,10 +289,10 @@ class HistogramCounts(msgspec.Struct, frozen=True, gc=False):
 
 
 class EngineFigures(msgspec.Struct, frozen=True, gc=False):
-    """What the engine loop measures; totals since the engine started, but for the first field."""
+    """Measurements of the engine loop; totals since the engine started, but for `queued_requests`."""
 
     queued_requests: int = 0
-    """Admitted requests that have had no row in a step; now."""
+    """Admitted requests that have had no row in a step yet."""
     prompt_tokens: int = 0
     """Of sequences whose first output has come; each prompt once, however many choices it has."""
     queried_tokens: int = 0
@@ -344,9 +344,9 @@ class HttpLedger(msgspec.Struct, frozen=True):
 
 
 class ServerLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """What `GET /ledger` answers: who holds what.
+    """The body of `GET /ledger`.
 
-    `conserved`: in every engine that answers, what is free, held and lost adds up to the total.
+    `conserved`: in every engine that answers, the counts of blocks and slots add up to their totals.
     """
 
     conserved: bool

@@ -11,16 +11,14 @@ from tenure.wire.framing import Channel, PeerGone
 
 
 class OutboxFull(ResourceError):
-    """The peer has not read for so long that it must be taken for dead."""
+    """More bytes wait than the limit: the peer does not read and is taken for dead."""
 
 
 class Outbox:
-    """`put` never waits; `run` sends what has to wait.
+    """`put` never waits; `run` sends what is queued. After the peer is gone, or taken for dead, `put` drops messages.
 
-    After the peer is gone, or taken for dead, `put` drops what it is given.
-
-    `send_now` sends what it can without waiting and returns how many bytes that was. With it a message for which
-    nothing has to wait leaves in `put` itself: among many tasks `run` has its turn only after all that are ready now.
+    `send_now` sends what it can without waiting and returns the number of bytes sent. With it, `put` sends a message
+    itself when nothing is queued, instead of waiting until the event loop runs `run`.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Unix stream sockets of which every wait may be cancelled at any moment.
+"""Unix stream sockets on which every wait can be cancelled safely.
 
-anyio's own set the result of a future that is already cancelled when a wait ends in the same turn of the event loop in
-which its socket becomes ready, as happens whenever a peer dies; `wait_readable` and `wait_writable` are free of that.
+anyio's own sockets fail (they set a cancelled future's result) when a wait is cancelled in the same cycle of the event
+loop in which the socket becomes ready, as happens when a peer dies; `wait_readable` and `wait_writable` do not.
 """
 
 import errno
@@ -55,9 +55,9 @@ class SocketStream(ByteStream):
                     raise self._fault() from error
 
     def send_now(self, item: bytes) -> int:
-        """Send what can be sent without waiting; how many bytes that was. Not while a `send` is under way.
+        """Send what can be sent without waiting; returns the number of bytes. Not while a `send` is under way.
 
-        That the peer is gone is for `send` to tell.
+        Errors are ignored here; the next `send` raises them.
         """
         try:
             return self._socket.send(item)
@@ -91,9 +91,9 @@ async def connect(path: str) -> SocketStream:
 
 
 async def serve(listener: socket.socket, handler: Callable[[SocketStream], Coroutine[Any, Any, None]]) -> None:
-    """Have `handler` serve each connection in a task of its own, until cancelled.
+    """Run `handler` for each connection in a task of its own, until cancelled.
 
-    A caller waits while there is nothing to make its connection of, such as a descriptor.
+    While descriptors or memory are lacking, new connections wait in the backlog.
     """
     listener.setblocking(False)
     async with anyio.create_task_group() as group:
