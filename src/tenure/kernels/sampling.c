@@ -21,7 +21,10 @@ enum { BLOCK = 8 * WIDTH };
 enum { CHAINS = 4 };
 
 /* One number in so many: few enough to copy them. */
-enum { SPARSE = 64 };
+enum { SPARSE = 32 };
+
+/* One block in so many is looked at first, of so many numbers or more. */
+enum { SAMPLED = 16, LONG = 16 * 1024 };
 
 enum { NOT_FINITE = -1, NOTHING_LEFT = -2, ADJUSTED_NOT_FINITE = -3 };
 
@@ -187,19 +190,34 @@ typedef union {
 
 static int is_enough(portion some, double mass, int64_t count) { return some.mass >= mass && some.count >= count; }
 
+static float least_kept(const float *, int64_t, float, portion, double, int64_t, float *);
+
+/* About what `least_kept` will find, by one block in so many; 0 where they do not tell. Small numbers are many, so what
+ * is left out of the whole tells what is left out of these. */
+static float estimate(const float *p, int64_t width, float floor, portion at_low, double mass, float *room) {
+    int64_t taken = 0;
+    for (int64_t i = 0; i < width; i += SAMPLED * BLOCK, taken += BLOCK) memcpy(room + taken, p + i, BLOCK * sizeof *p);
+    const portion some = at_least(room, taken, floor);
+    const double share = some.mass - (at_low.mass - mass) * (double)taken / (double)width;
+    return share > 0 ? least_kept(room, taken, floor, some, share, 0, room + taken) : 0;
+}
+
 /* The greatest number such that those not less than it have so much mass and are so many; `floor` if none greater is.
  * `at_low` tells what is not less than `floor`, or more. `room` is for an eighth of the numbers. */
 static float least_kept(const float *p, int64_t width, float floor, portion at_low, double mass, int64_t count,
                         float *room) {
     ordered low = {.number = floor}, high = {.number = nextafterf(1, 2)};
     portion at_high = {0, 0}, left_out = {0, 0};
-    while (high.bits - low.bits > 1) {
+    const float expected = mass > 0 && width >= LONG ? estimate(p, width, floor, at_low, mass, room) : 0;
+    const float tries[] = {expected * 0.97f, expected * 1.03f};
+    for (int i = 0; high.bits - low.bits > 1; i++) {
         if ((at_low.count - at_high.count) * SPARSE < width) {
             width = between(p, width, low.number, high.number, room);
             p = room;
             left_out = at_high;
         }
-        const ordered middle = {.bits = low.bits + (high.bits - low.bits) / 2};
+        ordered middle = {.bits = low.bits + (high.bits - low.bits) / 2};
+        if (i < 2 && tries[i] > low.number && tries[i] < high.number) middle.number = tries[i];
         portion some = at_least(p, width, middle.number);
         some.mass += left_out.mass;
         some.count += left_out.count;
