@@ -293,7 +293,7 @@ threading.Event().wait()  # as an engine in an endless step
 """
 
 
-def test_the_engine_ends_with_its_life_line(tmp_path: Path) -> None:
+def test_the_engine_ends_when_its_control_pipe_is_closed(tmp_path: Path) -> None:
     """Whatever its main thread does; what was written to the control pipe meanwhile is no end."""
     process = subprocess.Popen(
         [sys.executable, "-c", _ENGINE, str(tmp_path / "engine.sock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE

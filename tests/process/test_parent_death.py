@@ -44,7 +44,7 @@ def test_a_child_whose_parent_is_gone_already_ends_at_once() -> None:
     assert done.stdout == b""
 
 
-def test_the_life_line_ends_when_its_other_end_is_closed() -> None:
+def test_the_control_pipe_ends_when_its_other_end_is_closed() -> None:
     """Not before, and not by what is written to it."""
     reading, writing = os.pipe()
 

@@ -77,14 +77,14 @@ def test_imports_go_one_way(package: str) -> None:
             assert allowed or inner.startswith("__version__"), f"{path.relative_to(SOURCE)} imports {name}"
 
 
-def test_each_api_family_is_a_room_of_its_own() -> None:
+def test_api_families_do_not_import_each_other() -> None:
     """A family imports what all share, and no other family; what is shared imports none."""
     families = {path.name for path in (SOURCE / "api").iterdir() if path.is_dir()} - {"__pycache__"}
     assert {"openai", "cohere", "rerank", "operations", "common"} <= families
     for family in families:
         for path in modules(f"api/{family}"):
-            rooms = {name.split(".")[2] for name in imports(path) if name.startswith("tenure.api.")}
-            assert rooms <= {family, "common"}, f"{path.relative_to(SOURCE)} imports {rooms}"
+            used = {name.split(".")[2] for name in imports(path) if name.startswith("tenure.api.")}
+            assert used <= {family, "common"}, f"{path.relative_to(SOURCE)} imports {used}"
 
 
 def test_the_core_is_pure() -> None:

@@ -1,1 +1,1 @@
-"""HTTP: the guard, routes, validation, streams."""
+"""The APIs that are served: routes, bodies, validation, replies."""

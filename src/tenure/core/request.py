@@ -23,7 +23,7 @@ class Item:
     prompt: Sequence[int]  # not empty; the choices of a prompt share it, so nobody changes it
     max_tokens: int  # what the request asks for; the scheduler lowers it to what fits
     number: int = 0  # set when its request is added, as `virtual_start` is
-    virtual_start: int = 0  # when its virtual_start comes, in the tokens of a fair share
+    virtual_start: int = 0  # when its turn comes, in the tokens of a fair share
     state: State = State.ADMITTED
     output: list[int] = field(default_factory=list)  # what was sampled so far
     followers: "list[Item]" = field(default_factory=list)

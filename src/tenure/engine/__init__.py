@@ -1,1 +1,1 @@
-"""The engine process: I/O thread, engine loop, runner, sampler."""
+"""The engine process: I/O thread, engine server, engine loop, statistics."""

@@ -1,6 +1,6 @@
 """From a configuration to a loaded model with everything that a step needs, warmed up.
 
-What a model is used for decides: one that reads each text in one piece needs no cache and an runner of its own.
+What a model is used for decides: one that reads each text in one piece needs no cache and a runner of its own.
 """
 
 import secrets

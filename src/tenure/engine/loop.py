@@ -85,7 +85,7 @@ class EngineLoop:
         self._stats = EngineStats()
         self._clock = clock
         self._audit = IdleAudit(scheduler, clock)
-        self._holders_requested = False  # for the holders
+        self._holders_requested = False
 
     def run(self) -> None:
         """Run until a `Stop` arrives."""

@@ -1,1 +1,1 @@
-"""Tokenizers, chat templates, detokenizing, stop strings."""
+"""Tokenizers, detokenizing, stop strings."""

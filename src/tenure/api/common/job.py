@@ -1,4 +1,4 @@
-"""A validated generation request: everything that the engine, the text assembler and the response builders need."""
+"""A validated generation request: everything that the engine, the `Answer` and the writers of replies need."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
