@@ -4,7 +4,7 @@ import msgspec
 
 from tenure.engine.cancel_relay import CancelRelay
 from tenure.outcomes import Outcome
-from tenure.process.ended import REMEMBERED
+from tenure.process.ended_requests import REMEMBERED
 from tenure.wire import messages as wire
 from tenure.wire.messages import CancelByName, CancelledByName, CancelledRequest
 from tests.engine.engine_servers import Board, Worker, board, process_name, public_id, submit

@@ -8,7 +8,7 @@ import torch
 from tenure.errors import CallerError
 from tenure.kernels import native
 from tenure.layers.full_attention import TEXT_ATTENTION_BACKENDS, TextShape, text_attention
-from tenure.layers.texts import AlikeTexts, pack_texts
+from tenure.layers.text_batch import AlikeTexts, pack_texts
 from tests.layers.threads import threads as using
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import torch
 
 from tenure.core.plan import Row, RowResult, Start, StepPlan
 from tenure.errors import InternalError
-from tenure.layers.texts import TextBatch
+from tenure.layers.text_batch import TextBatch
 from tenure.model_runner.encoder_runner import EncoderRunner
 from tenure.model_runner.pooling_head import NO_LENGTH, NOT_FINITE
 from tenure.outcomes import Outcome

@@ -10,7 +10,7 @@ import torch
 
 from tenure.core.plan import Start
 from tenure.kernels import native
-from tenure.model_runner import draws
+from tenure.model_runner import torch_sampling
 from tenure.model_runner.sampler import uniforms
 from tenure.model_runner.slots import Slots
 from tenure.sampling import SamplingParams
@@ -31,7 +31,7 @@ def draw(p_RV: torch.Tensor, uniform_R: torch.Tensor, **fields: float) -> torch.
     for slot in range(len(p_RV)):
         slots.occupy(Start(slot, 1, [0], 1, 0, SamplingParams(max_tokens=1, **fields)))
     rows = np.arange(len(p_RV))
-    tokens = draws.sample(p_RV.log(), slots, rows, uniform_R)
+    tokens = torch_sampling.sample(p_RV.log(), slots, rows, uniform_R)
     if native.available():
         drawn = native.NativeKernels.load().sample(p_RV.log(), slots.lines, rows, uniform_R.numpy())
         assert drawn.tolist() == tokens.tolist()
@@ -55,7 +55,7 @@ def test_draws_follow_the_softmax_along_each_axis(axis):
     logits = torch.tensor([0.3, -1.0, 2.0, 0.0, 1.0, -2.0, 0.5, 1.5])
     shares = torch.softmax(logits, dim=0)
     uniform_R = torch.from_numpy(numbers(**AXES[axis]))
-    tokens = draws.draw(shares.expand(COUNT, 8), uniform_R)
+    tokens = torch_sampling.draw(shares.expand(COUNT, 8), uniform_R)
     observed = np.bincount(tokens.numpy(), minlength=8)
     assert chi_square(observed, shares.double().numpy() * COUNT) < CHI_SQUARE_LIMIT[7]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tenure.checkpoints.profile import read_profile
-from tenure.layers.texts import pack_texts
+from tenure.layers.text_batch import pack_texts
 from tenure.models.encoder import Encoder
 from tenure.models.encoder_loader import load_encoder
 from tenure.pooling import PoolingParams

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tenure.outcomes import Outcome
-from tenure.process.ended import EndedRequests
+from tenure.process.ended_requests import EndedRequests
 from tenure.request_id import process_of
 from tenure.wire.messages import CancelByName, CancelledByName, CancelledRequest
 

@@ -17,7 +17,7 @@ from tenure.kernels import native
 from tenure.kernels.native import NativeKernels
 from tenure.kernels.text_attention import MAX_HEAD_DIM, plan_texts
 from tenure.layers.backends import choose
-from tenure.layers.texts import AlikeTexts
+from tenure.layers.text_batch import AlikeTexts
 
 Attend = Callable[[torch.Tensor], torch.Tensor]
 """From queries, keys and values of packed texts, (T, 3, N, H), to (T, N * H)."""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tenure.layers.texts import TextBatch
+from tenure.layers.text_batch import TextBatch
 
 
 def first_rows(x_TD: torch.Tensor, batch: TextBatch) -> torch.Tensor:

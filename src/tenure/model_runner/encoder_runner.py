@@ -10,7 +10,7 @@ import torch
 
 from tenure.core.plan import Row, Start, StepPlan, StepResult
 from tenure.errors import InternalError
-from tenure.layers.texts import TextBatch, pack_texts
+from tenure.layers.text_batch import TextBatch, pack_texts
 from tenure.model_runner.pooling_head import pooled_row
 from tenure.model_runner.step_results import StepResults
 from tenure.models.encoder import Encoder

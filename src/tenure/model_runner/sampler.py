@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tenure.kernels import native, sampling
 from tenure.kernels.paged_attention import IntArray
-from tenure.model_runner import draws
+from tenure.model_runner import torch_sampling
 from tenure.model_runner.logprobs import token_logprobs
 from tenure.model_runner.slots import Slots
 from tenure.sampling import TokenLogprobs
@@ -93,7 +93,7 @@ class Sampler:
         tokens_R = np.empty(len(slots_R), dtype=np.int64)
         for rows in self._slices(range(len(slots_R)), logits_RV.shape[-1]):
             uniforms_here = torch.from_numpy(uniforms_R[rows]).to(logits_RV.device)
-            tokens_R[rows] = draws.sample(logits_RV[rows], slots, slots_R[rows], uniforms_here).cpu().numpy()
+            tokens_R[rows] = torch_sampling.sample(logits_RV[rows], slots, slots_R[rows], uniforms_here).cpu().numpy()
         return tokens_R
 
     def _reports(

@@ -14,7 +14,7 @@ from tenure.layers.after_attention import AfterAttention
 from tenure.layers.full_attention import Attend, TextAttention
 from tenure.layers.linear import Linear
 from tenure.layers.norm import LayerNorm
-from tenure.layers.texts import AlikeTexts, TextBatch, split_alike
+from tenure.layers.text_batch import AlikeTexts, TextBatch, split_alike
 
 ROWS_AT_ONCE = 1024
 """Of a batch on a CPU: more do not make products faster, and no longer fit into the caches."""

@@ -14,7 +14,7 @@ from tenure.checkpoints.sentence_modules import PoolingMode
 from tenure.errors import CallerError
 from tenure.layers import pooling
 from tenure.layers.linear import Activation, Linear
-from tenure.layers.texts import TextBatch
+from tenure.layers.text_batch import TextBatch
 from tenure.models.bert import BertLayers
 from tenure.pooling import PoolingParams, PoolingTask
 

@@ -8,7 +8,7 @@ from tenure.http.exchange import Exchange
 from tenure.observe.counters import WorkerCounters
 from tenure.observe.journal import Journal, Times
 from tenure.observe.request_summary import RequestSummary, log_fields, log_text, summary_of
-from tenure.process.ended import EndedRequests
+from tenure.process.ended_requests import EndedRequests
 from tenure.wire.messages import CancelledRequest
 
 CANCEL_SECONDS = "cancel_seconds"

@@ -13,7 +13,7 @@ import anyio
 from tenure.api.common.context import AppContext
 from tenure.http import errors
 from tenure.http.exchange import Exchange
-from tenure.process.ended import EndedRequests
+from tenure.process.ended_requests import EndedRequests
 from tenure.request_id import process_of
 from tenure.wire.messages import CancelByName, CancelledRequest
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from tenure.layers.pooling import first_rows, last_rows, max_rows, mean_rows, split_rows
-from tenure.layers.texts import AlikeTexts, pack_texts, split_alike
+from tenure.layers.text_batch import AlikeTexts, pack_texts, split_alike
 
 TEXTS = [[5, 6, 7], [8], [9, 10, 11], [12, 13]]
 
