@@ -1,6 +1,6 @@
 """What is made of the hidden states of a text that is read and not continued: vectors, class scores.
 
-Chosen at the edge, carried over the wire, obeyed by the engine.
+Chosen by the API process, sent to the engine.
 """
 
 from enum import StrEnum

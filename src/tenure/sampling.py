@@ -1,6 +1,6 @@
 """How the tokens of an item are drawn, and what is reported of each draw.
 
-Validated at the edge, carried over the wire, obeyed by the sampler.
+Validated by the API process, sent to the engine, carried out by the sampler.
 """
 
 import msgspec
@@ -28,7 +28,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_tokens: int = 0
     """Neither `eos_token_ids` nor `stop_token_ids` can be drawn before this many tokens."""
     temperature: float = 1.0
-    """0 is greedy; the edge rounds anything under 1e-5 down to 0."""
+    """0 is greedy; the API rounds anything under 1e-5 down to 0."""
     top_p: float = 1.0
     top_k: int = 0
     """0 is off."""

@@ -1,4 +1,4 @@
-"""A engine_server with real sockets to hand-written API processes on one side, and a scripted loop on the other."""
+"""An engine server with real sockets to hand-written API processes on one side, and a scripted loop on the other."""
 
 import queue
 import socket
@@ -74,7 +74,7 @@ class Worker(Peer):
 
 
 class Board:
-    """The engine_server, and the loop's end of it."""
+    """The engine server, and the loop's end of it."""
 
     def __init__(self, group: TaskGroup, outbox_bytes: int) -> None:
         self.engine_server = EngineServer("epoch", 3, outbox_bytes=outbox_bytes)
@@ -147,7 +147,7 @@ def output(request: Request, index: int, token: int, reason: FinishReason | None
 
 @asynccontextmanager
 async def board(outbox_bytes: int = 1 << 20) -> AsyncIterator[Board]:
-    """A engine_server; at the end every connection is closed, and it must have let go of all of them."""
+    """An engine server; at the end every connection is closed, and it must have let go of all of them."""
     async with anyio.create_task_group() as group:
         found = Board(group, outbox_bytes)
         try:

@@ -65,7 +65,7 @@ def size_of(output: ItemOutput) -> int:
 
 
 class GenerationHandle:
-    """See the module's docstring. `order` sends a word about the request to its engine.
+    """See the module's docstring. `order` sends a message about the request to its engine.
 
     `tokens` are those of its prompts; `stall_timeout` is for how many seconds it may be stalled in all.
     """
@@ -79,7 +79,7 @@ class GenerationHandle:
         self._stalled = False
         self._stall_time_left = stall_timeout  # what is left of it
         self.scope = anyio.CancelScope()
-        """What the handler does with the request; cancelled when the stall_timeout is at its end."""
+        """What the handler does with the request; cancelled when it has been stalled for `stall_timeout`."""
         self.state = HandleState.SUBMITTED
         self._watcher: Watcher | None = None
         self._early_events: list[Callable[[Watcher], None]] = []  # replayed to a watcher that is set later

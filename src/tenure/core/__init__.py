@@ -1,1 +1,1 @@
-"""The pure heart: lifecycle, ledger, scheduler, admission. No torch, clock, socket or thread."""
+"""The pure part of an engine: lifecycle, ledger, scheduler, admission. No torch, clock, socket or thread."""

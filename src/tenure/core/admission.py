@@ -135,7 +135,7 @@ class Gate:
             raise LedgerError(f"{self} is past its limits")
 
     def _unfit(self, prompts: TokenLists, n: int, longest: int) -> Refusal | None:
-        """What the edge should have refused already; checked again, since nothing unfit may reach the scheduler."""
+        """What the API process should have refused; checked again, since nothing unfit may reach the scheduler."""
         if not prompts or n < 1:
             return Refusal(Outcome.INVALID, "invalid_request", "a request needs at least one prompt and one choice")
         lengths = prompts.lengths()

@@ -59,7 +59,7 @@ class IOThread:
     def start_serving(
         self, card: ModelCard, limits: GateLimits, orders: "queue.Queue[Order]", progress: Callable[[], Progress]
     ) -> None:
-        """Let the engine_server admit requests; their orders go into `orders`."""
+        """Let the engine server admit requests; their orders go into `orders`."""
         self._orders = orders
         self._progress = progress
         self._soon(lambda: self._engine_server.start_serving(card, limits, orders))

@@ -1,6 +1,6 @@
 """The engine process: `python -m tenure.engine.main LISTENER REPORT PARENT`, configuration on standard input.
 
-    I/O thread (engine_server)  <- bounded queues ->  main thread (engine loop)
+    I/O thread (engine server)  <- bounded queues ->  main thread (engine loop)
 
 Everything the process owns ends with `main`. It ends when the supervisor closes the control pipe or is gone, and when
 either thread ends.
