@@ -10,8 +10,8 @@ import anyio
 
 from benchmarks.storm.books import Books
 from benchmarks.storm.clients import Client, Ground
-from benchmarks.storm.crew import Crew, scratch, started
 from benchmarks.storm.questions import GENERATORS, Catalogue
+from benchmarks.storm.server_process import ServerProcess, scratch, started
 from benchmarks.storm.verdict import MORE_MEMORY, STORMY, Before, Check, judge, plain_answers, wait_at_rest
 from benchmarks.storm.watch import Watch
 from tenure.outcomes import Outcome
@@ -77,33 +77,33 @@ async def run(plan: Plan, say: Callable[[str], None]) -> Result:
     """The whole soak; `say` is given each line to print. Raises RuntimeError when the server does not start."""
     with scratch() as name:
         folder = Path(name)
-        crew = started(arguments(plan, folder), folder)
+        server = started(arguments(plan, folder), folder)
         try:
-            await crew.wait_ready()
-            return await _storm(plan, crew, say)
+            await server.wait_ready()
+            return await _storm(plan, server, say)
         finally:
-            crew.close()
+            server.close()
 
 
-async def _storm(plan: Plan, crew: Crew, say: Callable[[str], None]) -> Result:
+async def _storm(plan: Plan, server: ServerProcess, say: Callable[[str], None]) -> Result:
     began = time.monotonic()
     books = Books()
-    watch = Watch(crew, books, killing=plan.kill_every > 0)
-    answers = await plain_answers(crew.address, books, plan.models, plan.engines)
+    watch = Watch(server, books, killing=plan.kill_every > 0)
+    answers = await plain_answers(server.address, books, plan.models, plan.engines)
     await wait_at_rest(watch)
     stormy = (*STORMY, Outcome.STALLED) if plan.seconds >= 30 else STORMY
-    before = Before(plan.models, plan.engines, answers, crew.usage(), stormy)
-    ground = Ground(crew.address, books, _catalogue(plan), _STALL_TIMEOUT, killing=plan.kill_every > 0)
+    before = Before(plan.models, plan.engines, answers, server.usage(), stormy)
+    ground = Ground(server.address, books, _catalogue(plan), _STALL_TIMEOUT, killing=plan.kill_every > 0)
     until = anyio.current_time() + plan.seconds
     async with anyio.create_task_group() as group:
         group.start_soon(watch.run, until)
         group.start_soon(_report, plan, watch, books, until, say)
         if plan.kill_every:
-            group.start_soon(_kill, plan, crew, books, until, say)
+            group.start_soon(_kill, plan, server, books, until, say)
         for number in range(plan.clients):
             group.start_soon(Client(ground, f"c{number}", Random(f"{plan.seed} {number}")).run, until)
     say("the storm is over; judging what is left")
-    checks = await judge(watch, crew, books, before, plan.memory_margin)
+    checks = await judge(watch, server, books, before, plan.memory_margin)
     return Result(checks, books, watch, time.monotonic() - began)
 
 
@@ -134,13 +134,13 @@ async def _report(plan: Plan, watch: Watch, books: Books, until: float, say: Cal
         )
 
 
-async def _kill(plan: Plan, crew: Crew, books: Books, until: float, say: Callable[[str], None]) -> None:
+async def _kill(plan: Plan, server: ServerProcess, books: Books, until: float, say: Callable[[str], None]) -> None:
     """Kill a process now and then, and see that the server is whole again soon."""
     while anyio.current_time() + plan.kill_every < until:
         await anyio.sleep(plan.kill_every)
-        say(f"kill -9 of {crew.kill_oldest()}")
+        say(f"kill -9 of {server.kill_oldest()}")
         began = anyio.current_time()
-        if await crew.wait_ready_again(60):
+        if await server.wait_ready_again(60):
             say(f"all are ready again after {anyio.current_time() - began:.1f} s")
         else:
             books.fault("what was killed has not been replaced within 60 s")

@@ -11,8 +11,8 @@ import anyio
 import httpx
 
 from benchmarks.storm.books import FAULTS_KEPT, Books, Sight
-from benchmarks.storm.crew import Crew, Usage
 from benchmarks.storm.questions import EMBEDDERS, GENERATORS
+from benchmarks.storm.server_process import ServerProcess, Usage
 from benchmarks.storm.watch import Watch
 from tenure.cli.check import ledger_faults
 from tenure.outcomes import Outcome
@@ -152,11 +152,11 @@ def growth(samples: Sequence[tuple[float, Usage]]) -> int:
     return highest(0.8, 1.0) - highest(0.4, 0.6)
 
 
-async def _no_leak(watch: Watch, crew: Crew, before: Usage, margin: int) -> Check:
+async def _no_leak(watch: Watch, server: ServerProcess, before: Usage, margin: int) -> Check:
     """Pools shrink with time, so it is given some."""
     with anyio.move_on_after(REST_WITHIN):
         while True:
-            usage = crew.usage()
+            usage = server.usage()
             if (
                 usage.descriptors <= before.descriptors + MORE_DESCRIPTORS
                 and usage.threads <= before.threads + MORE_THREADS
@@ -186,18 +186,18 @@ def _was_stormy(ledger: ServerLedger, expected: Sequence[Outcome]) -> Check:
     return Check("the storm brought about all that it was to", missing)
 
 
-async def judge(watch: Watch, crew: Crew, books: Books, before: Before, margin: int) -> list[Check]:
+async def judge(watch: Watch, server: ServerProcess, books: Books, before: Before, margin: int) -> list[Check]:
     """All checks, on a server that nobody uses any more."""
     ledger = await wait_at_rest(watch)
     watch.tokens.note(ledger)
     watch.ledger = ledger
     watch.read_log()
     checks = [_holds_nothing(ledger), _agrees(ledger, books), await _rests(watch)]
-    checks += [await _metrics_agree(watch, ledger), await _no_leak(watch, crew, before.usage, margin)]
+    checks += [await _metrics_agree(watch, ledger), await _no_leak(watch, server, before.usage, margin)]
     checks.append(_was_stormy(ledger, before.expected))
-    after = await plain_answers(crew.address, books, before.models, before.engines)
+    after = await plain_answers(server.address, books, before.models, before.engines)
     checks.append(Check("an ordinary request is answered as before the storm", _same(before.answers, after)))
-    code = await crew.stop()
+    code = await server.stop()
     checks.append(Check("told to stop, it ends in order", [] if code == 0 else [f"its exit code is {code}"]))
     watch.read_log()
     wrong = [*books.faults, *(["..."] if books.fault_count > len(books.faults) else [])]

@@ -14,7 +14,7 @@ import msgspec
 
 from benchmarks.storm.books import Books
 from benchmarks.storm.connection import Cut, connect, get
-from benchmarks.storm.crew import Crew, LogLine, Usage
+from benchmarks.storm.server_process import LogLine, ServerProcess, Usage
 from tenure.cli.check import ledger_faults
 from tenure.wire.messages import ServerLedger
 
@@ -66,13 +66,13 @@ class Peaks:
 class Watch:
     """See the module's text. Owner of its peaks, samples and tokens; the faults go into the books."""
 
-    def __init__(self, crew: Crew, books: Books, *, killing: bool) -> None:
+    def __init__(self, server: ServerProcess, books: Books, *, killing: bool) -> None:
         self.peaks = Peaks()
         self.samples: list[tuple[float, Usage]] = []
         self.tokens = Tokens()
         self.ledger: ServerLedger | None = None
         """The last one."""
-        self._crew = crew
+        self._server = server
         self._books = books
         self._killing = killing
 
@@ -139,7 +139,7 @@ class Watch:
         return sums
 
     def note_usage(self) -> Usage:
-        usage, peaks = self._crew.usage(), self.peaks
+        usage, peaks = self._server.usage(), self.peaks
         self.samples.append((anyio.current_time(), usage))
         peaks.resident = max(peaks.resident, usage.resident)
         peaks.descriptors = max(peaks.descriptors, usage.descriptors)
@@ -148,7 +148,7 @@ class Watch:
 
     def read_log(self) -> None:
         """Enter into the books what the server said since the last look."""
-        for line in self._crew.new_lines(self._take):
+        for line in self._server.new_lines(self._take):
             self._books.fault(f"in the log: {line[:300]}")
 
     def _take(self, line: LogLine) -> None:
@@ -162,7 +162,7 @@ class Watch:
         return msgspec.json.decode(await self._get(path), type=kind)
 
     async def _get(self, path: str) -> bytes:
-        with await connect(self._crew.address) as wire:
+        with await connect(self._server.address) as wire:
             await wire.send(get(path))
             status, _ = await wire.head()
             body = await wire.body()

@@ -48,7 +48,7 @@ class Usage:
     """Of the resident bytes, those of the engines."""
 
 
-class Crew:
+class ServerProcess:
     """A running server. Made by `started`, ended by `stop` or, at the latest, `close`."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", folder: Path, log: IO[bytes]) -> None:
@@ -153,14 +153,14 @@ class Crew:
         self._log.close()
 
 
-def started(arguments: Sequence[str], folder: Path) -> Crew:
+def started(arguments: Sequence[str], folder: Path) -> ServerProcess:
     """Start `tenure serve` with JSON logs, on a free port; what it prints and logs goes to files in `folder`."""
     command = [sys.executable, "-m", "tenure", "serve", *arguments, "--port", "0", "--log-format", "json"]
     log = folder / "log"
     # Appended to, since several processes write to it.
     with log.open("ab") as errors, (folder / "printed").open("wb") as printed:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=printed, stderr=errors)
-    return Crew(process, folder, log.open("rb"))
+    return ServerProcess(process, folder, log.open("rb"))
 
 
 def scratch() -> "tempfile.TemporaryDirectory[str]":
