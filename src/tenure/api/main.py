@@ -33,7 +33,6 @@ from tenure.http.cors import add_cors_headers
 from tenure.http.guard import Guard
 from tenure.http.web_server import web_server
 from tenure.observe.counters import CounterSchema, SharedCounters, WorkerCounters
-from tenure.observe.journal import ENGINE_CANCEL_SECONDS
 from tenure.observe.logs import configure_logging
 from tenure.observe.reporting import RequestObserver, Tracer
 from tenure.process.fork_server import ForkServer
@@ -158,7 +157,7 @@ def _served_models(
                 path,
                 worker=config.worker,
                 stall_timeout=config.limits.stall_timeout,
-                on_cancelled=partial(counter.observe, ENGINE_CANCEL_SECONDS, model=model.served_names[0]),
+                on_cancelled=partial(counter.observe, "engine_cancel_seconds", model=model.served_names[0]),
                 process=process,
                 end_named=end_here,
             )

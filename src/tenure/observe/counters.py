@@ -55,7 +55,6 @@ FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
 INTER_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 5.0)
-MEAN_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0)
 TOKEN_BUCKETS = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
     "cancel_seconds": CANCEL_BUCKETS,
@@ -68,7 +67,7 @@ HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
     "request_output_tokens": TOKEN_BUCKETS,
     "request_longest_output_tokens": TOKEN_BUCKETS,
     "request_computed_prompt_tokens": TOKEN_BUCKETS,
-    "request_token_seconds": MEAN_TOKEN_BUCKETS,
+    "request_token_seconds": (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0),
     "request_choices": (1, 2, 4, 8, 16, 32, 64, 128),
     "request_max_tokens": TOKEN_BUCKETS,
 }

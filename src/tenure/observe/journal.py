@@ -19,10 +19,6 @@ from tenure.outcomes import Outcome
 from tenure.sampling import SamplingParams
 from tenure.wire.messages import Ended, ItemOutput, Submit
 
-FIRST_TOKEN_SECONDS = "time_to_first_token_seconds"
-INTER_TOKEN_SECONDS = "inter_token_seconds"
-ENGINE_CANCEL_SECONDS = "engine_cancel_seconds"
-
 
 @dataclass(slots=True)
 class Times:
@@ -126,7 +122,7 @@ class Journal:
             self.times.first_output = now
         if tokens and self.times.first_token is None:
             self.times.first_token = now
-            self.counter.observe(FIRST_TOKEN_SECONDS, now - self.times.received, self.model)
+            self.counter.observe("time_to_first_token_seconds", now - self.times.received, self.model)
 
     def ended(self, ended: Ended | None, now: float) -> None:
         self._running -= 1
@@ -168,7 +164,7 @@ class Watch:
             journal.tokens.computed += self._prompts[index] - output.cached_tokens
         if output.tokens:
             if last:
-                journal.counter.observe(INTER_TOKEN_SECONDS, now - last, journal.model)
+                journal.counter.observe("inter_token_seconds", now - last, journal.model)
                 journal.tokens.later += len(output.tokens)
             self._last[index] = now
             self._items[index] += len(output.tokens)

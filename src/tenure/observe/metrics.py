@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any
 
@@ -110,12 +111,8 @@ def family(kind: Kind, name: str, text: str, labels: Sequence[str], samples: Ite
 
 
 def _buckets(counts: HistogramCounts) -> list[tuple[str, float]]:
-    buckets: list[tuple[str, float]] = []
-    total = 0
-    for bound, count in zip((*counts.bounds, float("inf")), counts.counts, strict=True):
-        total += count
-        buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), total))
-    return buckets
+    bounds = (*(repr(float(bound)) for bound in counts.bounds), "+Inf")
+    return list(zip(bounds, accumulate(counts.counts), strict=True))
 
 
 def _http(readings: Readings) -> dict[str, list[Sample]]:

@@ -11,8 +11,6 @@ from tenure.observe.request_summary import RequestSummary, log_fields, log_text,
 from tenure.process.ended_requests import EndedRequests
 from tenure.wire.messages import CancelledRequest
 
-CANCEL_SECONDS = "cancel_seconds"
-REQUEST_SECONDS = "request_seconds"
 access_logger = logging.getLogger("tenure.access")
 
 
@@ -60,11 +58,11 @@ class RequestObserver:
         summary = summary_of(exchange, time.monotonic())
         exchange.journal.close(summary.outcome)
         self._counter.leave(summary.route, summary.model, summary.outcome)
-        self._counter.observe(REQUEST_SECONDS, summary.seconds, summary.model)
+        self._counter.observe("request_seconds", summary.seconds, summary.model)
         if summary.times.admitted is not None:
             self._counter.observe("admitted_request_seconds", summary.seconds, summary.model)
         if summary.gone_at is not None:
-            self._counter.observe(CANCEL_SECONDS, summary.ended_at - summary.gone_at, summary.model)
+            self._counter.observe("cancel_seconds", summary.ended_at - summary.gone_at, summary.model)
         self.ended.note(CancelledRequest(summary.head.request_id, summary.outcome, 0.0))
         if access_logger.isEnabledFor(logging.INFO):
             access_logger.info("%s", log_text(summary), extra={"fields": log_fields(summary)})

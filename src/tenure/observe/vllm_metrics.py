@@ -38,7 +38,7 @@ def _usage(engine: EngineLedger) -> float:
     return (blocks.leased + blocks.quarantined) / blocks.total if blocks.total else 0.0
 
 
-def _waiting(engine: EngineLedger) -> dict[str, Value]:
+def _waiting(engine: EngineLedger) -> dict[str, int]:
     return {"capacity": engine.items.waiting + engine.items.preempted, "deferred": engine.items.fetching_kv}
 
 
@@ -51,12 +51,7 @@ def _sources(engine: EngineLedger) -> dict[str, Value]:
 _AWAKE: dict[str, Value] = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
 _FIGURES = (
     _EngineFigure("num_requests_running", _G, "Sequences that run.", lambda e: e.items.running + e.items.stalled),
-    _EngineFigure(
-        "num_requests_waiting",
-        _G,
-        "Sequences that wait.",
-        lambda e: e.items.waiting + e.items.preempted + e.items.fetching_kv,
-    ),
+    _EngineFigure("num_requests_waiting", _G, "Sequences that wait.", lambda e: sum(_waiting(e).values())),
     _EngineFigure("num_requests_waiting_by_reason", _G, "Why sequences wait.", _waiting, "reason"),
     _EngineFigure("engine_sleep_state", _G, "An engine that answers is awake.", lambda _: _AWAKE, "sleep_state"),
     _EngineFigure("kv_cache_usage_perc", _G, "Share of KV blocks in use, 0 to 1.", _usage),

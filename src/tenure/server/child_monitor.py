@@ -64,8 +64,7 @@ class ChildMonitor:
     def drain(self) -> None:
         """Ask the child, by SIGTERM, to end when it has finished its work; it is not started again."""
         self._stopping = True
-        if self._process is not None:
-            signal_child(self._process, signal.SIGTERM)
+        signal_child(self._process, signal.SIGTERM)
 
     def stop(self) -> None:
         """End the child now; it is not started again."""
@@ -74,10 +73,8 @@ class ChildMonitor:
 
     def kill(self) -> None:
         """Kill the child; it is not started again."""
-        self._stopping = True
-        if self._process is not None:
-            signal_child(self._process, signal.SIGKILL)
-        self._scope.cancel()
+        self.stop()
+        signal_child(self._process, signal.SIGKILL)
 
     async def keep(self) -> None:
         """Run the child until `stop`. Raises ServerEnded when it cannot be kept alive."""

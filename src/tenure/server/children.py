@@ -64,9 +64,9 @@ async def running(spec: ChildSpec) -> AsyncIterator[Process]:
         os.close(reading)
 
 
-def signal_child(process: Process, number: signal.Signals) -> None:
-    """Send a signal, unless the child has ended already."""
-    if process.returncode is None:
+def signal_child(process: Process | None, number: signal.Signals) -> None:
+    """Send a signal, unless the child has not been started or has ended already."""
+    if process is not None and process.returncode is None:
         process.send_signal(number)
 
 
