@@ -1,11 +1,13 @@
 """Large bodies are read in another process, and nobody can tell by the answer; all bodies are UTF-8 or refused."""
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -102,6 +104,23 @@ def test_where_a_body_is_read_makes_no_difference(make: Any, cases: list[Case]) 
             assert told(elsewhere, path, body) == expected, path
             statuses.add(expected[0])
     assert 200 in statuses
+
+
+def test_the_death_of_a_process_that_reads_is_a_503() -> None:
+    """As that of any other process; the API process goes on."""
+    rig = Rig()
+
+    def dies(_head: bytearray, _body: bytearray, _taken: object) -> NoReturn:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    with closing(ForkServer.start(dies)) as forks:
+        settings = msgspec.structs.replace(rig.context.settings, process_above=-1)
+        rig.app = build_app(replace(rig.context, settings=settings, readers=Readers(forks)), rig.observer, LIMITS)
+        reply = rig.post("/v1/completions", {"prompt": "a"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert "retry-after" in reply.headers
+    assert rig.engine.submitted == []
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tenure.http.errors import ApiError, engine_unavailable, internal_error, inv
 from tenure.http.intake import Body
 from tenure.http.routes import RouteTable
 from tenure.process.compute_threads import Workers
-from tenure.process.fork_server import Buffer, ForkServer, Work
+from tenure.process.fork_server import Buffer, ForkServer, Work, WorkFailed
 from tenure.prompts.text_model import TextModel
 from tenure.prompts.token_prompts import Window
 
@@ -205,6 +205,8 @@ def translate(exc: Exception) -> ApiError | None:
             return errors.model_not_found(exc.name, exc.names)
         case ModelNotSupported():
             return errors.model_not_supported(exc.name, exc.tasks)
+        case WorkFailed():
+            return errors.engine_unavailable("A process that read the request has ended; try again.")
         case CallerError():
             return errors.invalid_request(str(exc))
         case _:
