@@ -106,9 +106,9 @@ ALWAYS_INLINE void prefetch_four(const chunk *next, int64_t first, int64_t dista
 }
 
 /* The sums of four vectors, in the first four elements. */
-ALWAYS_INLINE vec sum_four(vec a, vec b, vec c, vec d) {
-    const vec ab = SHUFFLE(a, b, 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLE(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
-    const vec cd = SHUFFLE(c, d, 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLE(c, d, 2, 10, 3, 11, 6, 14, 7, 15);
+ALWAYS_INLINE vec sum_four(const vec *x) {
+    const vec ab = SHUFFLE(x[0], x[1], 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLE(x[0], x[1], 2, 10, 3, 11, 6, 14, 7, 15);
+    const vec cd = SHUFFLE(x[2], x[3], 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLE(x[2], x[3], 2, 10, 3, 11, 6, 14, 7, 15);
     const vec abcd = SHUFFLE(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
     return abcd + SHUFFLE(abcd, abcd, 4, 5, 6, 7, 0, 1, 2, 3);
 }
@@ -116,18 +116,15 @@ ALWAYS_INLINE vec sum_four(vec a, vec b, vec c, vec d) {
 /* Scores of two queries with four keys: the largest block whose sums stay in sixteen registers. */
 ALWAYS_INLINE void score_block(const float *q0, const float *q1, const float *const *keys, int64_t head_dim,
                                float scale, float *scores0, float *scores1) {
-    const float *k0 = keys[0], *k1 = keys[1], *k2 = keys[2], *k3 = keys[3];
-    vec a0 = splat(0), a1 = a0, a2 = a0, a3 = a0, b0 = a0, b1 = a0, b2 = a0, b3 = a0;
+    vec sums0[4] = {{0}}, sums1[4] = {{0}};
     int64_t i = 0;
     for (; i + WIDTH <= head_dim; i += WIDTH) {
-        const vec a = load(q0 + i), b = load(q1 + i);
-        const vec x0 = load(k0 + i), x1 = load(k1 + i), x2 = load(k2 + i), x3 = load(k3 + i);
-        a0 += a * x0, a1 += a * x1, a2 += a * x2, a3 += a * x3;
-        b0 += b * x0, b1 += b * x1, b2 += b * x2, b3 += b * x3;
+        const vec x = load(q0 + i), y = load(q1 + i);
+        for (int j = 0; j < 4; j++) sums0[j] += x * load(keys[j] + i), sums1[j] += y * load(keys[j] + i);
     }
-    vec a = sum_four(a0, a1, a2, a3), b = sum_four(b0, b1, b2, b3);
+    vec a = sum_four(sums0), b = sum_four(sums1);
     for (; i < head_dim; i++) {
-        const vec x = {k0[i], k1[i], k2[i], k3[i]};
+        const vec x = {keys[0][i], keys[1][i], keys[2][i], keys[3][i]};
         a += splat(q0[i]) * x;
         b += splat(q1[i]) * x;
     }
@@ -160,49 +157,42 @@ ALWAYS_INLINE float weigh(float *scores, int64_t visible_from, int64_t visible_t
     return factor;
 }
 
-/* Columns first .. first + 4 * WIDTH of two queries' sums of values. */
-ALWAYS_INLINE void add_values_wide(const chunk *keys, int64_t values, const float *weights0, const float *weights1,
-                                   vec factor0, vec factor1, float *out0, float *out1) {
-    vec a0 = load(out0) * factor0, a1 = load(out0 + WIDTH) * factor0;
-    vec a2 = load(out0 + 2 * WIDTH) * factor0, a3 = load(out0 + 3 * WIDTH) * factor0;
-    vec b0 = load(out1) * factor1, b1 = load(out1 + WIDTH) * factor1;
-    vec b2 = load(out1 + 2 * WIDTH) * factor1, b3 = load(out1 + 3 * WIDTH) * factor1;
-    for (int64_t i = 0; i < keys->count; i++) {
-        const float *value = keys->keys[i] + values;
-        const vec a = splat(weights0[i]), b = splat(weights1[i]);
-        const vec x0 = load(value), x1 = load(value + WIDTH);
-        const vec x2 = load(value + 2 * WIDTH), x3 = load(value + 3 * WIDTH);
-        a0 += a * x0, a1 += a * x1, a2 += a * x2, a3 += a * x3;
-        b0 += b * x0, b1 += b * x1, b2 += b * x2, b3 += b * x3;
+/* sums = sums * factor + weights x values, for two queries and `vectors` vectors of columns, a constant wherever this is
+ * inlined; `values` is the distance from a key to its value. */
+ALWAYS_INLINE void add_columns(int vectors, const chunk *keys, int64_t values, const float *const *weights,
+                               const float *factors, float *out0, float *out1) {
+    vec a[4], b[4];
+    for (int j = 0; j < vectors; j++) {
+        a[j] = load(out0 + j * WIDTH) * splat(factors[0]);
+        b[j] = load(out1 + j * WIDTH) * splat(factors[1]);
     }
-    store(out0, a0), store(out0 + WIDTH, a1), store(out0 + 2 * WIDTH, a2), store(out0 + 3 * WIDTH, a3);
+    for (int64_t i = 0; i < keys->count; i++) {
+        const vec weight0 = splat(weights[0][i]), weight1 = splat(weights[1][i]);
+        for (int j = 0; j < vectors; j++) {
+            const vec value = load(keys->keys[i] + values + j * WIDTH);
+            a[j] += weight0 * value;
+            b[j] += weight1 * value;
+        }
+    }
+    for (int j = 0; j < vectors; j++) store(out0 + j * WIDTH, a[j]);
     /* The second query may be the first once more, so it must come after, with the same sums. */
-    store(out1, b0), store(out1 + WIDTH, b1), store(out1 + 2 * WIDTH, b2), store(out1 + 3 * WIDTH, b3);
+    for (int j = 0; j < vectors; j++) store(out1 + j * WIDTH, b[j]);
 }
 
-/* sums = sums * factor + weights x values, for two queries; `values` is the distance from a key to its value. */
-ALWAYS_INLINE void add_values(const chunk *keys, int64_t values, int64_t head_dim, const float *weights0,
-                              const float *weights1, float factor0, float factor1, float *out0, float *out1) {
+/* The same for all columns. */
+ALWAYS_INLINE void add_values(const chunk *keys, int64_t values, int64_t head_dim, const float *const *weights,
+                              const float *factors, float *out0, float *out1) {
     int64_t column = 0;
     for (; column + 4 * WIDTH <= head_dim; column += 4 * WIDTH)
-        add_values_wide(keys, values + column, weights0, weights1, splat(factor0), splat(factor1), out0 + column,
-                        out1 + column);
-    for (; column + WIDTH <= head_dim; column += WIDTH) {
-        vec a = load(out0 + column) * splat(factor0), b = load(out1 + column) * splat(factor1);
-        for (int64_t i = 0; i < keys->count; i++) {
-            const vec value = load(keys->keys[i] + values + column);
-            a += splat(weights0[i]) * value;
-            b += splat(weights1[i]) * value;
-        }
-        store(out0 + column, a);
-        store(out1 + column, b);
-    }
+        add_columns(4, keys, values + column, weights, factors, out0 + column, out1 + column);
+    for (; column + WIDTH <= head_dim; column += WIDTH)
+        add_columns(1, keys, values + column, weights, factors, out0 + column, out1 + column);
     for (; column < head_dim; column++) {
-        float a = out0[column] * factor0, b = out1[column] * factor1;
+        float a = out0[column] * factors[0], b = out1[column] * factors[1];
         for (int64_t i = 0; i < keys->count; i++) {
             const float value = keys->keys[i][values + column];
-            a += weights0[i] * value;
-            b += weights1[i] * value;
+            a += weights[0][i] * value;
+            b += weights[1][i] * value;
         }
         out0[column] = a;
         out1[column] = b;
@@ -265,8 +255,9 @@ ALWAYS_INLINE void attend_chunk(accumulator *acc, const attention_plan *plan, co
     }
     for (int64_t q = 0; q < acc->count; q += 2) {
         const int64_t second = at_most(q + 1, acc->count - 1);
-        add_values(keys, values, head_dim, acc->scores[q], acc->scores[second], acc->factor[q], acc->factor[second],
-                   acc->sums[q], acc->sums[second]);
+        const float *const weights[] = {acc->scores[q], acc->scores[second]};
+        const float factors[] = {acc->factor[q], acc->factor[second]};
+        add_values(keys, values, head_dim, weights, factors, acc->sums[q], acc->sums[second]);
     }
 }
 

@@ -48,11 +48,3 @@ void tenure_silu_mul(const float *gate_up, float *out, int64_t rows, int64_t wid
         silu_mul_part(gate, gate + width, out + row * width + first, part % 2 ? width - half : half);
     }
 }
-
-/* How many threads a parallel region gets. */
-int64_t tenure_threads(void) {
-    int64_t threads = 0;
-#pragma omp parallel reduction(+ : threads)
-    threads += 1;
-    return threads;
-}
