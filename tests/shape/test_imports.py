@@ -22,7 +22,7 @@ ALLOWED = {
     "api": {"api", "http", "observe", "prompts", "client", "text", "wire", "process", "checkpoints", *VOCABULARY},
     "kernels": {"kernels", *VOCABULARY},
     "layers": {"layers", "kernels", *VOCABULARY},
-    "kv": {"kv", *VOCABULARY},
+    "kv": {"kv", "kernels", *VOCABULARY},
     "models": {"models", "layers", "kv", "checkpoints", *VOCABULARY},
     "model_runner": {"model_runner", "core", "kv", "models", "layers", "kernels", *VOCABULARY},
     "engine": {

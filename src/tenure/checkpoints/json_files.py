@@ -45,6 +45,11 @@ def read_length(path: Path, raw: Raw, key: str) -> int | None:
     return length
 
 
+def shortest(*lengths: int | None) -> int | None:
+    """The least of the lengths that are stated; None where none is."""
+    return min((length for length in lengths if length is not None), default=None)
+
+
 def check_sizes(path: Path, config: object, **most: int) -> None:
     """Raise ResourceError for a size of `config`, by its name, that is not from 1 to `most`."""
     for name, limit in most.items():

@@ -90,7 +90,8 @@ def read_late_interaction(folder: Path, masks: Sequence[Path] | None, config: En
         own = read_object(folder / "sentence_bert_config.json", required=False)
         settings |= {key: own[key] for key in _SETTINGS if key in own}
         late = _counted(folder, raw, masks)
-        query, document = (_within(config.window, read_length(folder, settings, key)) for key in _SETTINGS[:2])
+        lengths = (read_length(folder, settings, key) for key in _SETTINGS[:2])
+        query, document = (length and min(config.window, length) for length in lengths)
         late = replace(late, query_length=query, document_length=document)
         asked = settings.get("query_expansion")
         if asked is None:
@@ -114,10 +115,6 @@ def _pylate_settings(folder: Path, raw: Raw) -> dict[str, Any]:
     found.pop("query_length", None)
     attend = bool(raw.get("attend_to_expansion_tokens", raw.get("attend_to_mask_tokens")))
     return found | {"query_expansion": {"strategy": "fixed", "attend": attend, "length": length or _PYLATE_LENGTH}}
-
-
-def _within(window: int, length: int | None) -> int | None:
-    return None if length is None else min(window, length)
 
 
 def _expanded(folder: Path, late: LateInteraction, asked: Raw, config: EncoderConfig) -> LateInteraction:

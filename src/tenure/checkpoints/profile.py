@@ -16,7 +16,7 @@ from tenure.checkpoints.encoder_config import (
     encoder_head,
     read_encoder_config,
 )
-from tenure.checkpoints.json_files import Raw, read_object, sensible
+from tenure.checkpoints.json_files import Raw, read_object, sensible, shortest
 from tenure.checkpoints.late_interaction import LateInteraction, read_late_interaction
 from tenure.checkpoints.model_config import DECODER_TYPES, read_config
 from tenure.checkpoints.sentence_modules import (
@@ -142,7 +142,12 @@ def _decoder(source: ResolvedSource, raw: Raw) -> ModelProfile:
             raise CallerError(f"{source.path}: a score from the tokens {words!r} is not served (of no and yes, it is)")
         return replace(_reranker(source, *words), saved_as_reranker=answers is not None)
     if isinstance(architectures, list) and any("ForSequenceClassification" in str(name) for name in architectures):
-        return _decoder_classifier(source.path, raw)
+        if raw.get("problem_type") == "multi_label_classification":
+            raise CallerError(
+                f"{source.path}: decoders whose classes exclude each other are served, not those of other kinds"
+            )
+        with sensible(source.path / "config.json", "its classes"):
+            return _classes(source.path, class_labels(raw), None)
     modules = read_modules(source.path)
     return ModelProfile(tasks=("generate",)) if modules is None else _decoder_embedding(source, raw, modules)
 
@@ -168,16 +173,9 @@ def _classes(folder: Path, labels: tuple[str, ...], window: int | None) -> Model
         tasks=("score", "classify") if one else ("classify",),
         whole_texts=window is not None,
         scoring=Scoring.CROSS_ENCODER if one else None,
-        max_length=_shorter(window, read_advice(folder).max_length),
+        max_length=shortest(window, read_advice(folder).max_length),
         labels=labels,
     )
-
-
-def _decoder_classifier(folder: Path, raw: Raw) -> ModelProfile:
-    if raw.get("problem_type") == "multi_label_classification":
-        raise CallerError(f"{folder}: decoders whose classes exclude each other are served, not those of other kinds")
-    with sensible(folder / "config.json", "its classes"):
-        return _classes(folder, class_labels(raw), None)
 
 
 def _decoder_embedding(source: ResolvedSource, raw: Raw, modules: SentenceModules) -> ModelProfile:
@@ -203,7 +201,7 @@ def _embedder(raw: Raw, size: int, advice: UsageAdvice, window: int | None) -> M
         whole_texts=window is not None,
         embedding_size=size,
         dimensions=matryoshka_sizes(raw, size),
-        max_length=_shorter(window, advice.max_length),
+        max_length=shortest(window, advice.max_length),
         prompts=advice.prompts,
         default_prompt=advice.default_prompt,
     )
@@ -284,7 +282,3 @@ def _with_token_embeddings(source: ResolvedSource, profile: ModelProfile) -> Mod
         embedding_size=size,
         dimensions=(),
     )
-
-
-def _shorter(window: int | None, recommended: int | None) -> int | None:
-    return min((length for length in (window, recommended) if length is not None), default=None)

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 
-from tenure.checkpoints.json_files import Raw, read_json, read_length, read_object, sensible
+from tenure.checkpoints.json_files import Raw, read_json, read_length, read_object, sensible, shortest
 from tenure.errors import CallerError, ResourceError
 
 
@@ -209,10 +209,7 @@ def _max_length(folder: Path, *, alike: bool) -> int | None:
         return longest
     if own.get("query_expansion") is not None:
         raise CallerError(f"{folder}: query_expansion is served for late interaction alone (null is for others)")
-    query, document = (
-        min((limit for limit in (read_length(path, own, key), longest) if limit is not None), default=None)
-        for key in ("query_length", "document_length")
-    )
+    query, document = (shortest(read_length(path, own, key), longest) for key in ("query_length", "document_length"))
     if query != document:
         raise CallerError(
             f"{folder}: a query_length of {query} beside a document_length of {document} is served for late "

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tenure.kernels.paged_attention import cache_rows
+
 _CHECK_BYTES = 4 << 20
 """How much is looked at together, so that a copy of it fits in the processor's cache."""
 
@@ -56,14 +58,10 @@ class KVCache:
         """Whether the keys and values at these slots are finite, in all layers."""
         vectors = self._memory.view(self.shape.num_layers, -1, self.shape.head_dim)
         parts = torch.split(slots_T, max(1, _CHECK_BYTES // self.shape.bytes_per_token))
-        return all(_finite(vectors.index_select(1, self._vectors_at(part_T))) for part_T in parts)
-
-    def _vectors_at(self, slots_T: torch.Tensor) -> torch.Tensor:
-        """Indices of the keys and values of these slots among all (block, key or value, head) vectors of a layer."""
-        per_slot = 2 * self.shape.num_kv_heads
-        first_T = slots_T // self.block_size * (per_slot * self.block_size) + slots_T % self.block_size
-        offsets = torch.arange(0, per_slot * self.block_size, self.block_size, device=slots_T.device)
-        return (first_T.unsqueeze(1) + offsets).flatten()
+        return all(
+            _finite(vectors.index_select(1, cache_rows(part_T, self.block_size, self.shape.num_kv_heads)))
+            for part_T in parts
+        )
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero blocks that may hold values that are not finite, before another item gets them."""

@@ -35,6 +35,7 @@ from tenure.layers.batch import PackedBatch
 from tenure.model_runner.slots import Slots
 from tenure.model_runner.step_results import StepResults
 
+FAILED_BEFORE = "an earlier step of this item failed"
 UNSOUND = "the model's keys and values for this text are not finite (NaN or infinity)"
 
 
@@ -94,7 +95,7 @@ class DecoderRunner:
         with torch.inference_mode():
             computed = iter(self._compute(live, batch if len(live) == len(plan.rows) else None) if live else [])
         results = [
-            _failed_before(row) if has_failed else next(computed)
+            RowResult(row.slot, row.generation, error=FAILED_BEFORE) if has_failed else next(computed)
             for row, has_failed in zip(plan.rows, failed, strict=True)
         ]
         return StepResult(plan.number, results)
@@ -135,7 +136,3 @@ class DecoderRunner:
         for row in rows:
             self._slots.failed[row.slot] = True
         self._cache.clear([block for row in rows for block in self._slots.blocks_of(row)])
-
-
-def _failed_before(row: Row) -> RowResult:
-    return RowResult(row.slot, row.generation, error="an earlier step of this item failed")

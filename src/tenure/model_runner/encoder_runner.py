@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from tenure.core.plan import Row, Start, StepPlan, StepResult
+from tenure.core.plan import StepPlan, StepResult
 from tenure.errors import InternalError
 from tenure.layers.text_batch import TextBatch, pack_texts
 from tenure.model_runner.pooling_head import pooled_row
@@ -27,14 +27,20 @@ class EncoderRunner:
     def launch(self, plan: StepPlan) -> None:
         """Have a plan computed. One that does not bring each of its texts whole raises `InternalError`."""
         self._results.check_room(plan)
-        starts = [_start_of(row, start) for row, start in zip(plan.rows, plan.starts, strict=True)]
+        for row, start in zip(plan.rows, plan.starts, strict=True):
+            whole = (start.slot, start.generation, 0, len(start.tokens))
+            if (row.slot, row.generation, row.start, row.count) != whole or start.pooling is None:
+                raise InternalError(f"{row} does not pool the whole of {start}")
+        starts = plan.starts
         batch = pack_texts(
             [start.tokens for start in starts],
             [start.first_segment for start in starts],
             self._model.device,
             [start.unattended for start in starts],
         )
-        self._results.launch(partial(self._carry_out, plan, batch, [_pooling(start) for start in starts]))
+        self._results.launch(
+            partial(self._carry_out, plan, batch, [start.pooling for start in starts if start.pooling is not None])
+        )
 
     def land(self) -> StepResult:
         """The result of the oldest launched plan: one entry per row, in the plan's order."""
@@ -47,16 +53,3 @@ class EncoderRunner:
             pooled_row(row, answer, one.task) for row, answer, one in zip(plan.rows, answers, wanted, strict=True)
         ]
         return StepResult(plan.number, results)
-
-
-def _start_of(row: Row, start: Start) -> Start:
-    whole = (start.slot, start.generation, 0, len(start.tokens))
-    if (row.slot, row.generation, row.start, row.count) != whole:
-        raise InternalError(f"{row} is not the whole of {start}")
-    return start
-
-
-def _pooling(start: Start) -> PoolingParams:
-    if start.pooling is None:
-        raise InternalError("a text that is to be continued came to a model that only reads")
-    return start.pooling
