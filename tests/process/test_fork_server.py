@@ -128,6 +128,28 @@ def test_a_server_that_is_gone_is_noticed() -> None:
     run(scenario)
 
 
+def test_a_server_that_is_stopped_stops_nobody() -> None:
+    """Clients that come and leave meanwhile fill its socket; then work is refused at once."""
+
+    async def come_and_leave(forks: ForkServer) -> None:
+        for _ in range(10_000):
+            with anyio.move_on_after(0):
+                await forks.run(b"", 0, [], taken)
+
+    async def scenario() -> None:
+        before = set(psutil.Process().children())
+        with server() as forks:
+            (process,) = set(psutil.Process().children()) - before
+            process.suspend()
+            with pytest.raises(WorkFailed):
+                await come_and_leave(forks)
+            process.resume()
+            assert forks.alive
+        process.wait()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("way", [b"die", b"fail"])
 def test_a_worker_that_ends_fails_its_own_work_alone(way: bytes) -> None:
     async def scenario() -> None:

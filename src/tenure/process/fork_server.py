@@ -55,12 +55,13 @@ class ForkServer:
         if os.fork() == 0:
             _serve(theirs, work, parent)
         theirs.close()
+        ours.setblocking(False)  # one that is stopped takes nothing, and must not stop this process, too
         return cls(ours)
 
     @property
     def alive(self) -> bool:
         try:
-            return bool(self._control.recv(1, socket.MSG_DONTWAIT))
+            return bool(self._control.recv(1))
         except BlockingIOError:
             return True
 
@@ -100,7 +101,7 @@ class ForkServer:
                 socket.send_fds(self._control, [b"w"], [theirs.fileno()])
             except OSError as error:
                 ours.close()
-                raise WorkFailed("the fork server has ended") from error
+                raise WorkFailed("the fork server takes no work") from error
         return SocketStream(ours)
 
 
