@@ -2,7 +2,8 @@
 
 import psutil
 
-from tests.serving.server import ServerProcess
+from tests.serving.conftest import Start
+from tests.serving.server import ServerProcess, until
 
 
 def test_a_large_body_is_answered_as_a_small_one(server: ServerProcess) -> None:
@@ -20,3 +21,12 @@ def test_each_api_process_has_a_fork_server_and_no_worker_stays(server: ServerPr
     assert descriptors == []
     assert not fork_server.net_connections("tcp"), "it would keep the port when the server has ended"
     assert fork_server.children() == []
+
+
+def test_a_fork_server_that_is_killed_leaves_nothing_behind(start: Start, script: str) -> None:
+    """Large bodies are read by the API process itself then."""
+    server = start(script)
+    process = psutil.Process(server.api_pid)
+    process.children()[0].kill()
+    until(lambda: not process.children())
+    assert server.http.post("/tokenize", json={"prompt": "a " * 100_000}).json()["count"] > 100_000

@@ -58,7 +58,8 @@ def main() -> None:
     """Serve HTTP until SIGTERM."""
     counters, *descriptors, report, parent = (int(argument) for argument in sys.argv[1:])
     die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to answer
+    for number in (signal.SIGINT, signal.SIGCHLD):  # Ctrl-C is the supervisor's to answer; nobody waits for children
+        signal.signal(number, signal.SIG_IGN)
     config = read_config(ApiConfig, sys.stdin.fileno())
     configure_logging(config.title, config.report.log_format)
     try:
