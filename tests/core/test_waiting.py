@@ -62,7 +62,7 @@ def test_it_behaves_like_a_sorted_list(steps: list[tuple[int, str]]) -> None:
     for number, request in enumerate(requests):
         request.arrival = number
         for item in request.items:
-            item.turn = 3 * item.index
+            item.virtual_start = 3 * item.index
     queue, items = WaitingQueue(), [item for request in requests for item in request.items]
     model: set[Item] = set()
     for number, act in steps:

@@ -105,7 +105,7 @@ def test_a_cancel_of_an_answer_that_is_computed_and_not_read(patient: ServerProc
             first = cancelled(patient, public_id)
         until(lambda: patient.load() == 0)
         if first[0] == "aborted":
-            assert cancelled(patient, public_id) == first == ("aborted", 0.0)
+            assert cancelled(patient, public_id) == first
             until(lambda: patient.outcomes().get("aborted", 0) == ended + 1)
             return
     raise AssertionError("no answer was in that state")
@@ -119,7 +119,7 @@ def test_a_cancel_in_the_middle_of_a_whole_answer_resets_its_connection(patient:
         status, headers = wire.head()
         assert status == 200
         public_id = headers["x-tenure-request-id"]
-        assert cancelled(patient, public_id) == ("aborted", 0.0)
+        assert cancelled(patient, public_id)[0] == "aborted"
         _, was_reset = wire.rest()
         assert was_reset
     until(lambda: patient.outcomes().get("aborted", 0) == ended + 1)

@@ -121,7 +121,6 @@ class Guard:
             self._open.remove(exchange)
             exchange.body.let_go()
             self._observer.closed(exchange)
-            exchange.ended.set()
             if not self._open:
                 while self._emptied:
                     self._emptied.pop().set()
@@ -154,6 +153,7 @@ class Guard:
                     if connection is not None and connection.closed.is_set():
                         self._note_gone(exchange, connection)  # the watcher may not have had its turn yet
                     group.cancel_scope.cancel()
+        exchange.ended.set()  # what is left is to tell a client, who may not read
         await outlet.settle()
 
     def _admit(self, exchange: Exchange, match: Match | None) -> None:

@@ -63,7 +63,8 @@ class RequestObserver:
             self._counter.observe("admitted_request_seconds", summary.seconds, summary.model)
         if summary.gone_at is not None:
             self._counter.observe("cancel_seconds", summary.ended_at - summary.gone_at, summary.model)
-        self.ended.note(CancelledRequest(summary.head.request_id, summary.outcome, 0.0))
+        if self.ended.get(summary.head.request_id) is None:
+            self.ended.note(CancelledRequest(summary.head.request_id, summary.outcome, 0.0))
         if access_logger.isEnabledFor(logging.INFO):
             access_logger.info("%s", log_text(summary), extra={"fields": log_fields(summary)})
         if self._tracer is not None:
