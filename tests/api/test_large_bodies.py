@@ -5,7 +5,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -15,11 +15,11 @@ import pytest
 from tenure.api.app import build_app, route_table
 from tenure.api.common.reading import Readers, worker
 from tenure.config import HttpLimits
-from tenure.process.fork_server import ForkServer
 from tests.api.generation_rig import Rig, assert_refused
 from tests.api.pooling_rig import CLASSIFIER, CROSS_ENCODER, EMBEDDER, classify, pooling_rig
 from tests.http.rig import serving
 from tests.http.web_server import post
+from tests.process.fork_servers import fork_server
 from tests.tasks import run, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -70,7 +70,7 @@ RANKED: list[Case] = [
 def forking(rig: Rig) -> Iterator[Rig]:
     """The same server, but all bodies are read in processes of their own."""
     settings = msgspec.structs.replace(rig.context.settings, process_above=-1)
-    with closing(ForkServer.start(worker(route_table(), rig.context.texts, settings, LIMITS))) as forks:
+    with fork_server(worker(route_table(), rig.context.texts, settings, LIMITS)) as forks:
         context = replace(rig.context, settings=settings, readers=Readers(forks))
         rig.app = build_app(context, rig.observer, LIMITS)
         yield rig
@@ -114,7 +114,7 @@ def test_the_death_of_a_process_that_reads_is_a_503() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
-    with closing(ForkServer.start(dies)) as forks:
+    with fork_server(dies) as forks:
         settings = msgspec.structs.replace(rig.context.settings, process_above=-1)
         rig.app = build_app(replace(rig.context, settings=settings, readers=Readers(forks)), rig.observer, LIMITS)
         reply = rig.post("/v1/completions", {"prompt": "a"})

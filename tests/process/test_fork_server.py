@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager
 from itertools import pairwise
 
 import anyio
@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tenure.process.fork_server import SLICE_BYTES, ForkServer, WorkFailed
+from tests.process.fork_servers import fork_server
 from tests.tasks import run
 
 PARTS = 40
@@ -29,10 +30,8 @@ def work(head: bytearray, body: bytearray, taken: Callable[[], None]) -> tuple[b
     return bytes(head) + str(len(body)).encode(), [bytes(body[::-1]), b"", b"end"]
 
 
-@contextmanager
-def server() -> Iterator[ForkServer]:
-    with closing(ForkServer.start(work)) as found:
-        yield found
+def server() -> AbstractContextManager[ForkServer]:
+    return fork_server(work)
 
 
 def taken() -> None: ...

@@ -88,9 +88,9 @@ def descriptors() -> set[str]:
 @contextmanager
 def nothing_left() -> Iterator[None]:
     """No child, not even a dead one, and no descriptor is left at the end."""
-    before, children = descriptors(), psutil.Process().children(recursive=True)
+    before = descriptors()
     yield
-    assert [child for child in psutil.Process().children(recursive=True) if child not in children] == []
+    assert psutil.Process().children(recursive=True) == []
     assert descriptors() == before
 
 

@@ -106,6 +106,7 @@ def test_a_cancel_of_an_answer_that_is_computed_and_not_read(patient: ServerProc
         until(lambda: patient.load() == 0)
         if first[0] == "aborted":
             assert cancelled(patient, public_id) == first
+            assert first[1] < 30, "its client, who may take that long to read, is not waited for"
             until(lambda: patient.outcomes().get("aborted", 0) == ended + 1)
             return
     raise AssertionError("no answer was in that state")
