@@ -80,8 +80,8 @@ class Journal:
         """Return a watcher for a generation of this request."""
         self.params.sampling = submit.sampling if submit.pooling is None else None
         self.params.choices = submit.n
-        self.tokens.prompt += sum(map(len, submit.prompts))
-        return Watch(self, [len(prompt) for prompt in submit.prompts for _ in range(submit.n)])
+        self.tokens.prompt += submit.prompts.total
+        return Watch(self, [length for length in submit.prompts.lengths() for _ in range(submit.n)])
 
     def close(self, outcome: Outcome) -> None:
         """The request is over. Token histograms get samples only for the outcome `ok`."""

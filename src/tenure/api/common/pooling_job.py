@@ -21,7 +21,8 @@ from tenure.wire.messages import Submit
 
 Vectors = npt.NDArray[np.float32]
 _THREAD_ABOVE = 1 << 18
-"""Bytes of vectors from which the work on them leaves the event loop."""
+"""Bytes of vectors from which the work on them leaves the event loop; each vector counts `_VECTOR_BYTES` more."""
+_VECTOR_BYTES = 2048
 
 
 class PoolingJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +82,7 @@ async def feed_pooled(call: Call, job: PoolingJob, public_id: str, take: Callabl
                 outputs = await handle.receive()
                 answers = [(output.index, output.pooled) for output in outputs if output.pooled is not None]
                 missing -= len(answers)
-                size = sum(len(pooled.data) for _, pooled in answers)
+                size = sum(_VECTOR_BYTES + len(pooled.data) for _, pooled in answers)
                 await call.context.workers.run_if_long(partial(take_all, answers), size, _THREAD_ABOVE)
         except EndOfGeneration:
             pass

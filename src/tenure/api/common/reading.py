@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from tenure.api.common.json_parts import Part
@@ -141,7 +142,9 @@ class Readers:
             if self._fork_server is None or not self._fork_server.alive:
                 return await self._read_here(reader, body, reading)
             head = msgspec.msgpack.encode(reading.circumstances)
-            return _take(*await self._fork_server.run(head, body.size, body.hand_out(), reading.decoded), reading, kind)
+            plan = _take(*await self._fork_server.run(head, body.size, body.hand_out(), reading.decoded), reading, kind)
+            await anyio.lowlevel.checkpoint()  # what is done with a large plan takes a while, too
+            return plan
 
     async def _read_here(self, reader: Reader[T], body: Body, reading: Reading) -> tuple[T, Sequence[Part]]:
         threshold = reading.settings.thread_above
