@@ -21,7 +21,7 @@ enum { BLOCK = 8 * WIDTH };
 enum { CHAINS = 4 };
 
 /* One number in so many: few enough to copy them. */
-enum { SPARSE = 32 };
+enum { SPARSE = 16 };
 
 /* One block in so many is looked at first, of so many numbers or more. */
 enum { SAMPLED = 16, LONG = 16 * 1024 };
@@ -166,11 +166,13 @@ CLONED static int64_t between(const float *p, int64_t width, float low, float hi
     for (int64_t i = 0; i < width; i += BLOCK) {
         uint8_t is_in[BLOCK];
         for (int j = 0; j < BLOCK; j++) is_in[j] = (p[i + j] >= low) & (p[i + j] < high);
+        uint64_t in = 0;
         for (int j = 0; j < BLOCK; j += 8) {
-            uint64_t in;
-            memcpy(&in, is_in + j, sizeof in);
-            for (; in; in &= in - 1) kept[found++] = p[i + j + __builtin_ctzll(in) / 8];
+            uint64_t eight;
+            memcpy(&eight, is_in + j, sizeof eight);
+            in |= (eight * 0x0102040810204080 >> 56) << j; /* each eighth byte's bit */
         }
+        for (; in; in &= in - 1) kept[found++] = p[i + __builtin_ctzll(in)];
     }
     while (found % BLOCK) kept[found++] = 0;
     return found;
