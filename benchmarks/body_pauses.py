@@ -1,4 +1,4 @@
-"""How long an API process is held up by a large body of each kind, in milliseconds.
+"""How long an API process is held up by a large body, or a large answer, of each kind, in milliseconds.
 
 A server reads bodies of 32 MiB, one after the other, while a thread and a task in its API process tick (see
 `benchmarks/ticking`). `thread`: the longest time for which something kept the interpreter to itself. `event loop`: the
@@ -20,7 +20,7 @@ import httpx
 from benchmarks.servers import tenure
 from benchmarks.ticking.sitecustomize import PAUSES
 
-CHAT, COMPLETE, RERANK, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/rerank", "/v1/embeddings"
+CHAT, COMPLETE, RERANK, POOL = "/v1/chat/completions", "/v1/completions", "/v1/rerank", "/pooling"
 
 
 def filled(before: str, item: str, after: str, separator: str = ",") -> Callable[[int], bytes]:
@@ -45,6 +45,8 @@ def documents(count: int) -> Callable[[int], bytes]:
     return fill
 
 
+LOGPROBS = {"model": "smollm2", "prompt_logprobs": 20, "max_tokens": 1}
+VECTORS = {"model": "minilm", "task": "token_embed"}
 CUT = {"truncate_prompt_tokens": 8, "max_tokens": 1}
 CUT_TEXT = ',"truncate_prompt_tokens":8,"max_tokens":1}'
 BODIES: Mapping[str, tuple[str, Callable[[int], bytes]]] = {
@@ -72,6 +74,8 @@ BODIES: Mapping[str, tuple[str, Callable[[int], bytes]]] = {
         CHAT,
         lambda size: filled('{"messages":[', '{"role":"user","content":"a"}', f"]{CUT_TEXT}")(60000 * 30),
     ),
+    "logprobs of a prompt": (COMPLETE, lambda size: json.dumps({"prompt": [9] * 4000, **LOGPROBS}).encode()),
+    "vectors of tokens": (POOL, lambda size: json.dumps({"input": ["the dark night " * 80] * 64, **VECTORS}).encode()),
 }
 
 

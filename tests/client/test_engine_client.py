@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tenure.client import EndOfGeneration, EngineClient, GenerationFailed, GenerationHandle
-from tenure.client.generation import STALL_ABOVE, size_of
+from tenure.client.generation import OUTPUT_BYTES, STALL_ABOVE
 from tenure.core.admission import Gate, GateLimits
 from tenure.errors import EndingError, Refusal
 from tenure.outcomes import Outcome
@@ -21,7 +21,7 @@ from tests.client.engines import SUBMIT, Bench, Conversation, ObedientEngine, be
 from tests.tasks import Interrupted, run
 from tests.wire.samples import CARD
 
-FITTING = STALL_ABOVE // size_of(output(1, 0).outputs[0])
+FITTING = STALL_ABOVE // OUTPUT_BYTES
 """How many outputs may wait."""
 
 

@@ -15,9 +15,10 @@ from tenure.core.admission import GateLimits
 from tenure.core.ledger import LedgerError
 from tenure.core.request import Request
 from tenure.engine.orders import Add, Cancel, Finish, ShowHolders
+from tenure.engine.translation import PART_BYTES
 from tenure.outcomes import FinishReason, Outcome
+from tenure.pooling import Pooled
 from tenure.sampling import TokenLogprobs
-from tenure.wire import framing
 from tenure.wire import messages as wire
 from tenure.wire.framing import PeerGone
 from tests.engine.engine_servers import ROOMY, Board, Worker, board, output, submit
@@ -171,21 +172,24 @@ def test_everything_of_an_output_arrives() -> None:
     run(scenario)
 
 
-def test_an_output_that_is_too_large_for_a_message_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_of_many_bytes_comes_in_several_messages() -> None:
     async def scenario() -> None:
         async with board() as rig:
             rig.open()
             worker = await rig.connect_ready()
-            await worker.say(submit(1), submit(2))
-            await worker.answers(2)
+            await worker.say(submit(1))
+            await worker.answers(1)
             rig.take_orders()
-            large, small = rig.requests["cmpl-1"], rig.requests["cmpl-2"]
-            monkeypatch.setattr(framing, "MAX_FRAME_BYTES", 2000)
-            logprobs = TokenLogprobs(-0.5, 1, list(range(1000)), [-0.5] * 1000)
-            huge = msgspec.structs.replace(output(large, 0, 4), logprobs=logprobs)
-            rig.engine_server.deliver(5, [huge, output(small, 0, 7)], [])
-            assert (await worker.hear(wire.StepOutput)).outputs == [wire.ItemOutput(2, 0, [7])]
-            assert rig.take_orders() == [Cancel(large.number, Outcome.ENGINE_ERROR)]
+            rows = Pooled(400, bytes(range(250)) * 4 * 400)
+            rig.engine_server.deliver(
+                5, [msgspec.structs.replace(output(rig.requests["cmpl-1"], 0, 4), pooled=rows)], []
+            )
+            heard = b""
+            while len(heard) < len(rows.data):
+                outputs = (await worker.hear(wire.StepOutput)).outputs
+                assert sum(item.size for item in outputs) < 2 * PART_BYTES
+                heard += b"".join(item.pooled.data for item in outputs if item.pooled is not None)
+            assert heard == rows.data
 
     run(scenario)
 

@@ -50,18 +50,9 @@ class Watcher(Protocol):
 
 
 STALL_ABOVE = 1024 * 1024
-"""Bytes of outputs, as `size_of` estimates them."""
-_OUTPUT_BYTES = 4096
+"""Bytes of outputs, by an upper estimate."""
+OUTPUT_BYTES = 4096
 """What an output may take up with the text and the event that are made of it, without logprobs and vectors."""
-_LOGPROB_BYTES = 64
-
-
-def size_of(output: ItemOutput) -> int:
-    """An upper estimate of the memory of an output, in bytes."""
-    size = _OUTPUT_BYTES if output.pooled is None else _OUTPUT_BYTES + len(output.pooled.data)
-    for reported in (*(output.logprobs or ()), *(output.prompt_logprobs or ())):
-        size += _LOGPROB_BYTES * (1 + len(reported.ids)) if reported is not None else 0
-    return size
 
 
 class GenerationHandle:
@@ -161,7 +152,7 @@ class GenerationHandle:
         else:
             self._notify(lambda watcher: watcher.output(output, now))
         self._outputs.append(output)
-        self._waiting_bytes += size_of(output)
+        self._waiting_bytes += OUTPUT_BYTES + output.size
         if self._waiting_bytes > STALL_ABOVE and not self._stalled:
             self._stalled = True
             self.scope.deadline = anyio.current_time() + self._stall_time_left

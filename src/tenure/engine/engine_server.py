@@ -36,7 +36,7 @@ from tenure.errors import Refusal
 from tenure.outcomes import Outcome
 from tenure.process.reports import HEARTBEAT_INTERVAL
 from tenure.wire import messages as wire
-from tenure.wire.framing import Channel, FrameTooLarge, PeerGone
+from tenure.wire.framing import Channel, PeerGone
 from tenure.wire.outbox import Outbox, OutboxFull
 from tenure.wire.sockets import SocketStream
 
@@ -51,7 +51,6 @@ class _Open:
     __slots__ = (
         "cancelled",
         "connection",
-        "fault",
         "finished",
         "number",
         "permit",
@@ -68,7 +67,6 @@ class _Open:
         self.public_id = submit.public_id
         self.cancelled = False
         self.stalled = False
-        self.fault = ""  # why the request fails, whatever the loop makes of it
         self.finished: set[int] = set()
 
 
@@ -124,39 +122,25 @@ class EngineServer:
         by_connection: dict[int, list[wire.ItemOutput]] = {}
         for output in outputs:
             entry = self._open[output.request]
-            by_connection.setdefault(entry.connection.number, []).append(
-                translation.item_output(entry.wire_number, output)
+            by_connection.setdefault(entry.connection.number, []).extend(
+                translation.item_outputs(entry.wire_number, output)
             )
         for number, items in by_connection.items():
-            self._send_outputs(self._connections.get(number), step, items)
+            for message in translation.step_outputs(step, items):
+                self._send(self._connections.get(number), message)
         for ending in ended:
             self._end(ending)
-
-    def _send_outputs(self, connection: _Connection | None, step: int, items: list[wire.ItemOutput]) -> None:
-        """Send what a step put out. An item whose part alone is too large for a message ends its request."""
-        try:
-            self._send(connection, wire.StepOutput(step=step, outputs=items))
-        except FrameTooLarge as error:
-            if len(items) > 1:
-                for item in items:
-                    self._send_outputs(connection, step, [item])
-            elif connection is not None:
-                entry = connection.requests[items[0].request]
-                logger.error("a request is ended: %s", error)
-                entry.fault = str(error)
-                self._cancel(entry, Outcome.ENGINE_ERROR)
 
     def _end(self, ending: Ending) -> None:
         assert self._gate is not None
         entry = self._open.pop(ending.number)
         self._gate.release(entry.permit, time.monotonic())
         entry.connection.requests.pop(entry.wire_number)
-        outcome = Outcome.ENGINE_ERROR if entry.fault else ending.outcome
-        self._relay.end(entry.public_id, outcome)
+        self._relay.end(entry.public_id, ending.outcome)
         ended = wire.Ended(
             request=entry.wire_number,
-            outcome=outcome,
-            message=entry.fault or ending.message,
+            outcome=ending.outcome,
+            message=ending.message,
             queue_seconds=ending.queue_seconds,
         )
         self._send(self._connections.get(entry.connection.number), ended)

@@ -181,8 +181,16 @@ class Refused(Message, frozen=True):
     """Seconds; None when unknown, or when waiting would not help."""
 
 
+LOGPROB_BYTES = 64
+"""What a logprob takes up, with all that is made of it."""
+
+
 class ItemOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one step produced for one item."""
+    """What one step produced for one item.
+
+    Large ones come in parts: each has some of the prompt's logprobs, or some rows of the pooled vectors, and only the
+    last one has tokens or a finish reason.
+    """
 
     request: int
     index: int
@@ -199,9 +207,17 @@ class ItemOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pooled: Pooled | None = None
     """The answer to a pooling item, with its finish reason."""
 
+    @property
+    def size(self) -> int:
+        """An upper estimate of what its logprobs and vectors take up, in bytes."""
+        size = 0 if self.pooled is None else len(self.pooled.data)
+        for reported in (*(self.logprobs or ()), *(self.prompt_logprobs or ())):
+            size += LOGPROB_BYTES * (1 + len(reported.ids)) if reported is not None else 0
+        return size
+
 
 class StepOutput(Message, frozen=True):
-    """All outputs of one step for the requests of this connection."""
+    """Outputs of one step for the requests of this connection; many, or large ones, come in several of these."""
 
     step: int
     outputs: list[ItemOutput]

@@ -69,7 +69,10 @@ class Answer:
         item.tokens += output.tokens
         item.logprobs += output.logprobs or ()
         if output.prompt_logprobs is not None:
-            item.prompt_logprobs = output.prompt_logprobs
+            item.prompt_logprobs = item.prompt_logprobs or []
+            item.prompt_logprobs += output.prompt_logprobs
+        if not output.tokens and output.finish_reason is None:
+            return None
         if item.started and output.finish_reason is None and len(item.tokens) < self._interval:
             return None
         return self._piece(output, item)

@@ -17,7 +17,7 @@ from tenure.http.errors import internal_error
 from tenure.pooling import Pooled, PoolingParams
 from tenure.sampling import SamplingParams
 from tenure.token_lists import TokenLists
-from tenure.wire.messages import Submit
+from tenure.wire.messages import ItemOutput, Submit
 
 Vectors = npt.NDArray[np.float32]
 _THREAD_ABOVE = 1 << 18
@@ -71,19 +71,24 @@ async def feed_pooled(call: Call, job: PoolingJob, public_id: str, take: Callabl
     an end.
     """
     missing = len(job.prompts)
+    parts: dict[int, list[Vectors]] = {}
 
-    def take_all(answers: Sequence[tuple[int, Pooled]]) -> None:
-        for index, pooled in answers:
-            take(index, _vectors(pooled, job))
+    def take_all(outputs: Sequence[ItemOutput]) -> None:
+        for output in outputs:
+            assert output.pooled is not None
+            rows = parts.setdefault(output.index, [])
+            rows.append(_vectors(output.pooled, job))
+            if output.finish_reason is not None:
+                del parts[output.index]
+                take(output.index, np.concatenate(rows) if len(rows) > 1 else rows[0])
 
     async with call.generation(call.engine(job.model), job.submit(public_id, call.label)) as handle:
         try:
             while True:
                 outputs = await handle.receive()
-                answers = [(output.index, output.pooled) for output in outputs if output.pooled is not None]
-                missing -= len(answers)
-                size = sum(_VECTOR_BYTES + len(pooled.data) for _, pooled in answers)
-                await call.context.workers.run_if_long(partial(take_all, answers), size, _THREAD_ABOVE)
+                missing -= sum(output.finish_reason is not None for output in outputs)
+                size = sum(_VECTOR_BYTES + output.size for output in outputs)
+                await call.context.workers.run_if_long(partial(take_all, outputs), size, _THREAD_ABOVE)
         except EndOfGeneration:
             pass
     if missing:
