@@ -435,7 +435,7 @@ class Simulation:
     def _place(self, item: Item) -> tuple[int, int] | None:
         """The slot of an item that is running or stalled, with its generation."""
         run = self.scheduler.run_of(item)
-        return None if run is None else (run.lease.slot, run.lease.generation)
+        return None if run is None else (run.slot.slot, run.slot.generation)
 
     def _note_launch(self, plan: StepPlan) -> None:
         starts = {(start.slot, start.generation) for start in plan.starts}

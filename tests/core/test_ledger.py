@@ -2,11 +2,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tenure.core.ledger import Holder, HolderKind, Lease, Ledger, LedgerError, LedgerSnapshot
+from tenure.core.ledger import BlockLease, Holder, HolderKind, Ledger, LedgerError, LedgerSnapshot
 from tenure.core.prefix_cache import chain_hashes
 
 ITEM, OTHER = Holder(HolderKind.ITEM, 7), Holder(HolderKind.ITEM, 8)
 STEP, TRANSFER = Holder(HolderKind.STEP, 41), Holder(HolderKind.TRANSFER, 3)
+TICKET = Holder(HolderKind.TICKET, 9)
 NAMES = chain_hashes(b"", "", range(64), 4)
 
 
@@ -15,10 +16,14 @@ def ledger() -> Ledger:
     return Ledger(num_blocks=8, num_slots=2)
 
 
-def opened(ledger: Ledger, blocks: int, holder: Holder = ITEM) -> Lease:
-    lease = ledger.open(holder)
+def opened(ledger: Ledger, blocks: int, holder: Holder = ITEM) -> BlockLease:
+    lease = ledger.open_blocks(holder)
     ledger.grow(lease, blocks)
     return lease
+
+
+def contents(ledger: Ledger) -> list[tuple[str, list[int]]]:
+    return [(repr(lease), list(lease.blocks)) for lease in ledger.leases() if isinstance(lease, BlockLease)]
 
 
 def counts(ledger: Ledger) -> tuple[int, int, int, int]:
@@ -31,10 +36,10 @@ def counts(ledger: Ledger) -> tuple[int, int, int, int]:
 
 def refuses(ledger: Ledger, message: str, act: Callable[[], object]) -> None:
     """`act` raises, and nothing has changed."""
-    before = ledger.snapshot(), [(repr(lease), list(lease.blocks)) for lease in ledger.leases()]
+    before = ledger.snapshot(), contents(ledger)
     with pytest.raises(LedgerError, match=message):
         act()
-    assert (ledger.snapshot(), [(repr(lease), list(lease.blocks)) for lease in ledger.leases()]) == before
+    assert (ledger.snapshot(), contents(ledger)) == before
     ledger.audit()
 
 
@@ -43,10 +48,21 @@ def test_a_lease_is_free_when_its_last_holder_lets_go(ledger: Ledger) -> None:
     ledger.hold(lease, STEP)
     assert ledger.release(lease, ITEM) is False
     assert counts(ledger) == (5, 0, 3, 0)
-    assert ledger.available_slots == 1
     assert ledger.release(lease, STEP) is True
     assert counts(ledger) == (8, 0, 0, 0)
+
+
+def test_a_slot_is_free_when_its_last_holder_lets_go_whoever_has_blocks(ledger: Ledger) -> None:
+    slot, lease = ledger.open_slot(ITEM), opened(ledger, 3)
+    ledger.hold(slot, STEP)
+    assert ledger.release(slot, ITEM) is False
+    assert ledger.available_slots == 1
+    assert ledger.release(slot, STEP) is True
     assert ledger.available_slots == 2
+    assert counts(ledger) == (5, 0, 3, 0)
+    refuses(ledger, "is not open", lambda: ledger.hold(slot, STEP))
+    ledger.release(lease, ITEM)
+    assert counts(ledger) == (8, 0, 0, 0)
 
 
 def test_a_second_release_raises(ledger: Ledger) -> None:
@@ -61,7 +77,7 @@ def test_a_second_release_raises(ledger: Ledger) -> None:
 def test_a_stranger_can_release_nothing(ledger: Ledger) -> None:
     lease = opened(ledger, 3)
     refuses(ledger, "item 8 does not hold", lambda: ledger.release(lease, OTHER))
-    refuses(ledger, "is not open", lambda: ledger.release(Lease(1, 0, 1, ITEM), ITEM))
+    refuses(ledger, "is not open", lambda: ledger.release(BlockLease(1, {ITEM}), ITEM))
     assert counts(ledger) == (5, 0, 3, 0)
 
 
@@ -87,15 +103,15 @@ def test_growing_beyond_what_is_available_changes_nothing(ledger: Ledger) -> Non
 
 
 def test_no_more_leases_than_slots(ledger: Ledger) -> None:
-    opened(ledger, 0)
-    opened(ledger, 0, OTHER)
-    refuses(ledger, "no slot is free", lambda: ledger.open(STEP))
+    ledger.open_slot(ITEM)
+    ledger.open_slot(OTHER)
+    refuses(ledger, "no slot is free", lambda: ledger.open_slot(STEP))
 
 
 def test_a_slot_has_a_new_generation_for_each_lease(ledger: Ledger) -> None:
     seen = set()
     for _ in range(5):
-        lease = ledger.open(ITEM)
+        lease = ledger.open_slot(ITEM)
         seen.add((lease.slot, lease.generation))
         ledger.release(lease, ITEM)
     assert len(seen) == 5
@@ -116,7 +132,7 @@ def test_published_blocks_stay_cached_and_can_be_shared(ledger: Ledger) -> None:
     assert counts(ledger) == (6, 2, 0, 0)
     matched = ledger.cache.match(NAMES)
     assert matched == [first, second]
-    one, two = ledger.open(ITEM), ledger.open(OTHER)
+    one, two = ledger.open_blocks(ITEM), ledger.open_blocks(OTHER)
     ledger.share(one, matched)
     ledger.share(two, matched)
     assert counts(ledger) == (6, 0, 2, 0)
@@ -129,7 +145,7 @@ def test_published_blocks_stay_cached_and_can_be_shared(ledger: Ledger) -> None:
 def test_only_cached_blocks_can_be_shared(ledger: Ledger) -> None:
     lease = opened(ledger, 2)
     ledger.publish(lease, 0, NAMES[0])
-    other = ledger.open(OTHER)
+    other = ledger.open_blocks(OTHER)
     refuses(ledger, "is not cached", lambda: ledger.share(other, lease.blocks))
 
 
@@ -139,7 +155,7 @@ def test_cached_blocks_are_given_up_when_others_need_them_but_not_while_in_use(l
         ledger.publish(lease, index, NAMES[index])
     kept, forgotten = lease.blocks[:2], lease.blocks[2:]
     ledger.release(lease, ITEM)
-    reader = ledger.open(ITEM)
+    reader = ledger.open_blocks(ITEM)
     ledger.share(reader, kept)
     assert ledger.available_blocks == 6
     fresh = ledger.grow(reader, 6)
@@ -153,7 +169,7 @@ def test_the_end_of_a_text_is_forgotten_before_its_beginning(ledger: Ledger) -> 
     for index in range(8):
         ledger.publish(lease, index, NAMES[index])
     ledger.release(lease, ITEM)
-    ledger.grow(ledger.open(ITEM), 3)
+    ledger.grow(ledger.open_blocks(ITEM), 3)
     assert len(ledger.cache.match(NAMES)) == 5
 
 
@@ -164,8 +180,30 @@ def test_a_transfer_as_the_only_holder_is_quarantine(ledger: Ledger) -> None:
     ledger.release(lease, ITEM)
     assert counts(ledger) == (5, 0, 0, 3)
     assert ledger.available_blocks == 5
-    refuses(ledger, "6 blocks wanted, 5 available", lambda: ledger.grow(ledger.leases()[0], 6))
+    other = ledger.open_blocks(OTHER)
+    refuses(ledger, "6 blocks wanted, 5 available", lambda: ledger.grow(other, 6))
     ledger.release(lease, TRANSFER)
+    assert counts(ledger) == (8, 0, 0, 0)
+
+
+def test_what_is_quarantined_is_given_to_nobody(ledger: Ledger) -> None:
+    lease = opened(ledger, 3)
+    ledger.hold(lease, TRANSFER)
+    ledger.release(lease, ITEM)
+    for act in (
+        lambda: ledger.hold(lease, OTHER),
+        lambda: ledger.grow(lease, 1),
+        lambda: ledger.share(lease, []),
+    ):
+        refuses(ledger, "is quarantined", act)
+
+
+def test_a_ticket_holds_blocks_when_the_item_has_left(ledger: Ledger) -> None:
+    lease = opened(ledger, 3)
+    ledger.hold(lease, TICKET)
+    ledger.release(lease, ITEM)
+    assert counts(ledger) == (5, 0, 3, 0)
+    ledger.release(lease, TICKET)
     assert counts(ledger) == (8, 0, 0, 0)
 
 
@@ -184,7 +222,7 @@ def test_a_quarantined_block_that_another_item_shares_counts_as_leased(ledger: L
     ledger.publish(lease, 0, NAMES[0])
     ledger.hold(lease, TRANSFER)
     ledger.release(lease, ITEM)
-    reader = ledger.open(OTHER)
+    reader = ledger.open_blocks(OTHER)
     ledger.share(reader, lease.blocks[:1])
     assert counts(ledger) == (5, 0, 1, 2)
     ledger.release(lease, TRANSFER)
@@ -209,18 +247,19 @@ def test_a_snapshot_knows_whether_it_adds_up(blocks: tuple[int, ...], slots: tup
 
 
 def test_a_slot_that_two_leases_have_or_none_shows_in_the_snapshot(ledger: Ledger) -> None:
-    opened(ledger, 1)
+    slot = ledger.open_slot(ITEM)
     assert (ledger.snapshot().slots_free, ledger.snapshot().slots_leased) == (1, 1)
     lost = ledger._free_slots.pop()
     assert not ledger.snapshot().conserved
-    ledger._free_slots += [lost, ledger.leases()[0].slot]
+    ledger._free_slots += [lost, slot.slot]
     assert not ledger.snapshot().conserved
 
 
 def test_names_say_who_holds(ledger: Ledger) -> None:
     lease = opened(ledger, 3)
     ledger.hold(lease, STEP)
-    assert repr(lease) == "<Lease 1: slot 0, 3 blocks, held by item 7, step 41>"
+    assert repr(lease) == "<Lease 1: 3 blocks, held by item 7, step 41>"
+    assert repr(ledger.open_slot(OTHER)) == "<Lease 2: slot 0, held by item 8>"
     assert "leased=3" in repr(ledger)
 
 
@@ -230,12 +269,12 @@ def test_names_say_who_holds(ledger: Ledger) -> None:
         lambda ledger, lease: lease.blocks.pop(),
         lambda ledger, lease: lease.blocks.append(lease.blocks[0]),
         lambda ledger, lease: lease.holders.clear(),
-        lambda ledger, lease: setattr(lease, "slot", 1),
+        lambda ledger, lease: setattr(ledger.open_slot(OTHER), "slot", 1),
         lambda ledger, lease: ledger.cache.mark_idle(lease.blocks[0]),
     ],
 )
 def test_an_audit_finds_what_was_changed_behind_the_ledgers_back(
-    ledger: Ledger, harm: Callable[[Ledger, Lease], object]
+    ledger: Ledger, harm: Callable[[Ledger, BlockLease], object]
 ) -> None:
     lease = opened(ledger, 3)
     ledger.publish(lease, 0, NAMES[0])

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from tenure.core.ledger import Holder, HolderKind
 from tenure.core.lifecycle import State
+from tenure.core.limits import Limits
 from tenure.outcomes import Outcome
-from tests.core.scripts import SCRIPTS, Script
-from tests.core.simulation import Simulation
+from tests.core.scripts import SCRIPTS, UNBOUNDED, Script, text
+from tests.core.simulation import Ask, Simulation
 
 CAUSES = (
     Outcome.CLIENT_CANCELLED,
@@ -224,4 +226,24 @@ def test_a_waiting_request_that_leaves_is_never_computed() -> None:
     while simulation.turn():
         pass
     assert simulation.records[5].request.computed == 0
+    simulation.check_end()
+
+
+@pytest.mark.parametrize("kind", [HolderKind.TICKET, HolderKind.TRANSFER])
+def test_a_request_is_over_though_others_hold_blocks_of_it(kind: HolderKind) -> None:
+    limits = Limits(max_model_len=64, num_blocks=16, block_size=4, num_slots=4)
+    simulation = Simulation(limits, UNBOUNDED, prefix_caching=False)
+    simulation.submit(Ask((text(6),), max_tokens=5, ignore_eos=True))
+    simulation.turn()
+    scheduler, holder = simulation.scheduler, Holder(kind, 3)
+    (item,) = simulation.records[1].request.items
+    run = scheduler.run_of(item)
+    assert run is not None
+    scheduler.ledger.hold(run.lease, holder)
+    simulation.cancel(1, Outcome.CLIENT_CANCELLED)
+    assert simulation.records[1].ending is Outcome.CLIENT_CANCELLED
+    ledger = scheduler.snapshot().ledger
+    assert (ledger.leased + ledger.quarantined, ledger.slots_free) == (2, ledger.slots_total)
+    scheduler.audit()
+    scheduler.ledger.release(run.lease, holder)
     simulation.check_end()

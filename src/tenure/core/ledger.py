@@ -1,17 +1,19 @@
 """Who holds which KV blocks and slots of one engine.
 
-A `Lease` is what one item has while it runs: a slot and the blocks of its block table, with a set of named holders
-(the item itself, the steps that use it, a transfer). The last holder's leaving frees it; there is no other way to
-free anything. Letting go twice, or as a stranger, raises and changes nothing.
+A lease has a set of named holders: a `BlockLease` the blocks of one block table, a `SlotLease` a slot. An item that
+runs has both; the steps that use them hold them, too. A transfer that may still write into blocks holds their lease,
+and so does a ticket, under which another engine may read them. The last holder's leaving frees what was leased; there
+is no other way to free anything. Letting go twice, or as a stranger, raises and changes nothing.
 
-    free --open/grow--> leased --last holder lets go--> free, or cached when the prefix cache knows the block
+    free --grow--> leased --last holder lets go--> free, or cached when the prefix cache knows the block
+    leased --only transfers are left--> quarantined --the last of them lets go--> free
     cached --share--> leased;  cached --evict--> leased (under a new owner)
 
-Each block is counted once: quarantined (a lease that only transfers hold), else leased, else cached, else free.
+Each block is counted once: leased (a lease that not only transfers hold), else quarantined, else cached, else free.
 Conservation: free + cached + leased + quarantined = total for blocks, free + leased = total for slots.
 
-The leases are the truth; the per-block count `_uses`, the number of blocks in use `_in_use` and the leases that are
-quarantined are derived from them and compared with them by `audit`.
+The leases are the truth. Derived from them, and compared with them by `audit`: for each block the number of leases that
+have it, those that are quarantined counted apart, and how many blocks are leased and quarantined.
 The engine loop is the only thread that touches this object.
 """
 
@@ -30,6 +32,7 @@ from tenure.errors import InternalError
 class HolderKind(StrEnum):
     ITEM = "item"
     STEP = "step"
+    TICKET = "ticket"
     TRANSFER = "transfer"
 
 
@@ -66,22 +69,47 @@ class LedgerSnapshot(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Lease:
-    """A slot, the blocks of one block table, and their holders. Only the ledger changes it."""
+    """Something with named holders, until the last of them lets go. Only the ledger changes it."""
 
     number: int
-    slot: int
-    generation: int
     holders: set[Holder]
-    blocks: list[int] = field(default_factory=list)
 
     def __repr__(self) -> str:
         holders = ", ".join(sorted(map(str, self.holders)))
-        return f"<Lease {self.number}: slot {self.slot}, {len(self.blocks)} blocks, held by {holders or 'nobody'}>"
+        return f"<Lease {self.number}: {self._contents()}, held by {holders or 'nobody'}>"
+
+    def held_by(self, *kinds: HolderKind) -> bool:
+        """Whether a holder of one of these kinds is left."""
+        return any(holder.kind in kinds for holder in self.holders)
 
     @property
     def quarantined(self) -> bool:
-        """Only transfers hold it: they may still write, so nobody else may have the blocks."""
+        """Only transfers hold it: they may still write, so nobody else may have what is leased."""
         return bool(self.holders) and all(holder.kind is HolderKind.TRANSFER for holder in self.holders)
+
+    def _contents(self) -> str:
+        raise NotImplementedError
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class SlotLease(Lease):
+    """A slot of the model runner, in one of its generations."""
+
+    slot: int
+    generation: int
+
+    def _contents(self) -> str:
+        return f"slot {self.slot}"
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class BlockLease(Lease):
+    """The blocks of one block table, in order."""
+
+    blocks: list[int] = field(default_factory=list)
+
+    def _contents(self) -> str:
+        return f"{len(self.blocks)} blocks"
 
 
 class Ledger:
@@ -95,9 +123,11 @@ class Ledger:
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._generations = [0] * num_slots
         self._uses = [0] * num_blocks
-        self._in_use = 0
-        self._leases: dict[int, Lease] = {}
-        self._quarantined: dict[int, Lease] = {}
+        self._quarantines = [0] * num_blocks
+        self._leased = 0
+        self._quarantined = 0
+        self._slot_leases: dict[int, Lease] = {}
+        self._block_leases: dict[int, Lease] = {}
         self._opened = 0
 
     def __repr__(self) -> str:
@@ -112,136 +142,146 @@ class Ledger:
     def available_slots(self) -> int:
         return len(self._free_slots)
 
-    def open(self, holder: Holder) -> Lease:
+    def open_slot(self, holder: Holder) -> SlotLease:
         """Lease a free slot to `holder`; raises `LedgerError` when none is free."""
         if not self._free_slots:
             raise LedgerError("no slot is free")
         slot = self._free_slots.pop()
         self._generations[slot] += 1
         self._opened += 1
-        lease = Lease(self._opened, slot, self._generations[slot], {holder})
-        self._leases[lease.number] = lease
-        self._note_holders(lease)
+        lease = self._slot_leases[self._opened] = SlotLease(self._opened, {holder}, slot, self._generations[slot])
         return lease
 
-    def share(self, lease: Lease, blocks: Sequence[int]) -> None:
+    def open_blocks(self, holder: Holder) -> BlockLease:
+        """A lease for blocks, which has none yet."""
+        self._opened += 1
+        lease = self._block_leases[self._opened] = BlockLease(self._opened, {holder})
+        return lease
+
+    def share(self, lease: BlockLease, blocks: Sequence[int]) -> None:
         """Let `lease` hold cached `blocks` as well, in block-table order."""
-        self._check_open(lease)
+        self._check_usable(lease)
         for block in blocks:
             if block not in self.cache:
                 raise LedgerError(f"block {block} is not cached")
         for block in blocks:
             self.cache.mark_used(block)
-            self._take(block)
-        lease.blocks.extend(blocks)
+        self._take(lease, blocks)
 
-    def grow(self, lease: Lease, count: int) -> list[int]:
+    def grow(self, lease: BlockLease, count: int) -> list[int]:
         """Give `lease` `count` fresh blocks, evicting idle cached ones as needed; all or none.
 
         Raises `LedgerError` when fewer than `count` are available: callers ask `available_blocks` first.
         """
-        self._check_open(lease)
+        self._check_usable(lease)
         if count > self.available_blocks:
             raise LedgerError(f"{count} blocks wanted, {self.available_blocks} available")
         fresh = [self._free_blocks.pop() if self._free_blocks else self.cache.evict() for _ in range(count)]
-        for block in fresh:
-            self._take(block)
-        lease.blocks.extend(fresh)
+        self._take(lease, fresh)
         return fresh
 
     def hold(self, lease: Lease, holder: Holder) -> None:
-        """Add a holder; raises when it holds the lease already."""
-        self._check_open(lease)
+        """Add a holder; raises when it holds the lease already, or when the lease is quarantined."""
+        self._check_usable(lease)
         if holder in lease.holders:
             raise LedgerError(f"{holder} holds {lease} already")
         lease.holders.add(holder)
-        self._note_holders(lease)
 
     def release(self, lease: Lease, holder: Holder) -> bool:
-        """Take `holder` off the lease; True when it was the last one and everything is free again."""
+        """Take `holder` off the lease; True when it was the last one and what was leased is free again."""
         self._check_open(lease)
         if holder not in lease.holders:
             raise LedgerError(f"{holder} does not hold {lease}")
+        was_quarantined = lease.quarantined
         lease.holders.remove(holder)
-        self._note_holders(lease)
+        if isinstance(lease, BlockLease) and not was_quarantined and (lease.quarantined or not lease.holders):
+            self._count(lease.blocks, uses=-1, quarantines=lease.quarantined)
         if lease.holders:
             return False
-        del self._leases[lease.number]
-        self._free_slots.append(lease.slot)
-        # In reverse, so that the end of a text is forgotten before its beginning.
-        for block in reversed(lease.blocks):
-            self._let_go(block)
+        if isinstance(lease, SlotLease):
+            del self._slot_leases[lease.number]
+            self._free_slots.append(lease.slot)
+        elif isinstance(lease, BlockLease):
+            del self._block_leases[lease.number]
+            self._count(lease.blocks, quarantines=-was_quarantined)
+            # In reverse, so that the end of a text is forgotten before its beginning.
+            for block in reversed(lease.blocks):
+                self._let_go(block)
         return True
 
-    def publish(self, lease: Lease, index: int, name: BlockHash) -> None:
+    def publish(self, lease: BlockLease, index: int, name: BlockHash) -> None:
         """Make the `index`-th block of `lease`, fully computed by a landed step, known to the prefix cache."""
         self._check_open(lease)
         self.cache.publish(name, lease.blocks[index])
 
     def leases(self) -> list[Lease]:
-        """All open leases, oldest first."""
-        return list(self._leases.values())
+        """All open leases."""
+        return [*self._slot_leases.values(), *self._block_leases.values()]
 
     def snapshot(self) -> LedgerSnapshot:
-        quarantined = self._quarantined_blocks()
         return LedgerSnapshot(
             total=self.num_blocks,
             free=len(self._free_blocks),
             cached=self.cache.idle,
-            leased=self._in_use - len(quarantined),
-            quarantined=len(quarantined),
+            leased=self._leased,
+            quarantined=self._quarantined,
             slots_total=self.num_slots,
             slots_free=len(self._free_slots),
-            slots_leased=len(self._leases),
+            slots_leased=len(self._slot_leases),
         )
 
     def audit(self) -> None:
         """Recount everything from the leases; raises `LedgerError` naming the first thing that does not add up."""
-        uses = Counter(block for lease in self._leases.values() for block in lease.blocks)
-        if uses != Counter({block: count for block, count in enumerate(self._uses) if count}):
-            raise LedgerError("block counts differ from the leases")
+        leases = [lease for lease in self.leases() if isinstance(lease, BlockLease)]
+        uses = Counter(block for lease in leases if not lease.quarantined for block in lease.blocks)
+        quarantines = Counter(block for lease in leases if lease.quarantined for block in lease.blocks)
+        for found, counted in ((uses, self._uses), (quarantines, self._quarantines)):
+            if found != Counter({block: count for block, count in enumerate(counted) if count}):
+                raise LedgerError("block counts differ from the leases")
+        if (self._leased, self._quarantined) != (len(uses), len(quarantines.keys() - uses.keys())):
+            raise LedgerError("the blocks in use, or in quarantine, are not those of the leases")
+        held = uses.keys() | quarantines.keys()
         free = set(self._free_blocks)
-        if len(free) != len(self._free_blocks) or any(block in uses or block in self.cache for block in free):
+        if len(free) != len(self._free_blocks) or any(block in held or block in self.cache for block in free):
             raise LedgerError("a free block is held")
-        idle = {block for block in self.cache.blocks if block not in uses}
+        idle = {block for block in self.cache.blocks if block not in held}
         if self.cache.idle != len(idle) or not all(self.cache.is_idle(block) for block in idle):
             raise LedgerError("the cache's idle blocks are not those that only it holds")
-        if self._in_use != len(uses) or len(free) + len(idle) + len(uses) != self.num_blocks:
-            raise LedgerError(f"{len(free)} free + {len(idle)} cached + {len(uses)} leased != {self.num_blocks} blocks")
-        slots = [lease.slot for lease in self._leases.values()]
+        if len(free) + len(idle) + len(held) != self.num_blocks:
+            raise LedgerError(f"{len(free)} free + {len(idle)} cached + {len(held)} held != {self.num_blocks} blocks")
+        slots = [lease.slot for lease in self.leases() if isinstance(lease, SlotLease)]
         if sorted(slots + self._free_slots) != list(range(self.num_slots)):
             raise LedgerError("slots do not add up")
-        if self._quarantined != {number: lease for number, lease in self._leases.items() if lease.quarantined}:
-            raise LedgerError("the quarantined leases are not those that only transfers hold")
-        if any(not lease.holders for lease in self._leases.values()):
+        if any(not lease.holders for lease in self.leases()):
             raise LedgerError("a lease without holders is open")
 
     def _check_open(self, lease: Lease) -> None:
-        if self._leases.get(lease.number) is not lease:
+        if lease not in (self._slot_leases.get(lease.number), self._block_leases.get(lease.number)):
             raise LedgerError(f"{lease} is not open")
 
-    def _take(self, block: int) -> None:
-        self._in_use += not self._uses[block]
-        self._uses[block] += 1
+    def _check_usable(self, lease: Lease) -> None:
+        self._check_open(lease)
+        if lease.quarantined:
+            raise LedgerError(f"{lease} is quarantined")
+
+    def _take(self, lease: BlockLease, blocks: Sequence[int]) -> None:
+        self._count(blocks, uses=1)
+        lease.blocks.extend(blocks)
+
+    def _count(self, blocks: Sequence[int], uses: int = 0, quarantines: int = 0) -> None:
+        """Note that so many leases more have these blocks, and so many more that are quarantined."""
+        for block in blocks:
+            leased, quarantined = self._uses[block] > 0, self._quarantines[block] > 0
+            self._uses[block] += uses
+            self._quarantines[block] += quarantines
+            now_leased, now_quarantined = self._uses[block] > 0, self._quarantines[block] > 0
+            self._leased += now_leased - leased
+            self._quarantined += (now_quarantined and not now_leased) - (quarantined and not leased)
 
     def _let_go(self, block: int) -> None:
-        self._uses[block] -= 1
-        if self._uses[block]:
+        if self._uses[block] or self._quarantines[block]:
             return
-        self._in_use -= 1
         if block in self.cache:
             self.cache.mark_idle(block)
         else:
             self._free_blocks.append(block)
-
-    def _note_holders(self, lease: Lease) -> None:
-        if lease.quarantined:
-            self._quarantined[lease.number] = lease
-        else:
-            self._quarantined.pop(lease.number, None)
-
-    def _quarantined_blocks(self) -> set[int]:
-        quarantined = {block for lease in self._quarantined.values() for block in lease.blocks}
-        if quarantined:
-            quarantined -= {b for lease in self._leases.values() if not lease.quarantined for b in lease.blocks}
-        return quarantined

@@ -128,7 +128,7 @@ class Request:
     outcome: Outcome | None = None
     message: str = ""
     computed: int = 0
-    leases: set[int] = field(default_factory=set)  # numbers of the leases that are not free yet
+    leases: set[int] = field(default_factory=set)  # numbers of the leases that its items, or steps, hold
     items: list[Item] = field(default_factory=list)
     unfinished: dict[Item, None] = field(init=False)  # those that have not ended, in order
 

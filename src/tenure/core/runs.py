@@ -2,15 +2,16 @@
 
     start --> running <--stall, resume--> stalled;  from either --end--> not current any more
 
-Owned by the scheduler. An item has a run exactly while its state is running or stalled, and holds the lease of its run
-for as long. After `end` only the steps in flight hold that lease; the last of them to land frees it, by `release`.
+Owned by the scheduler. An item has a run exactly while its state is running or stalled, and holds the leases of its run
+for as long. After `end` the steps in flight hold them, the last of which to land frees them, by `release`; what tickets
+and transfers hold of the blocks outlives the request.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tenure.core.ledger import Holder, Lease, Ledger, LedgerError
+from tenure.core.ledger import BlockLease, Holder, HolderKind, Ledger, LedgerError, SlotLease
 from tenure.core.lifecycle import State
 from tenure.core.plan import Start
 from tenure.core.request import Item, Request
@@ -18,10 +19,11 @@ from tenure.core.request import Item, Request
 
 @dataclass(slots=True, eq=False, repr=False)
 class Run:
-    """An item in a slot, from its start to its end or eviction: its lease and its progress."""
+    """An item in a slot, from its start to its end or eviction: its leases and its progress."""
 
     item: Item
-    lease: Lease
+    slot: SlotLease
+    lease: BlockLease
     computed: int  # tokens whose keys and values stand in the blocks; at first those that the cache had
     planned: int = field(init=False)  # the same, with the steps in flight
     pending: int = 0  # samples in flight
@@ -39,11 +41,11 @@ class Run:
 
     def start_message(self) -> Start:
         """The `Start` for the runner, sent with the first row; call once."""
-        item, lease, self.start_sent = self.item, self.lease, True
+        item, self.start_sent = self.item, True
         request, prompt = item.request, item.index // item.request.spec.n
         return Start(
-            lease.slot,
-            lease.generation,
+            self.slot.slot,
+            self.slot.generation,
             item.tokens_from(0),
             item.prompt_length,
             item.choice,
@@ -92,10 +94,10 @@ class Runs:
 
     def start(self, item: Item, matched: list[int], cached: int) -> Run:
         """Give the item a slot, and the `matched` blocks of the prefix cache with its first `cached` tokens."""
-        lease = self._ledger.open(item.holder)
-        item.request.leases.add(lease.number)
+        slot, lease = self._ledger.open_slot(item.holder), self._ledger.open_blocks(item.holder)
+        item.request.leases |= {slot.number, lease.number}
         self._ledger.share(lease, matched)
-        run = self._running[item] = Run(item, lease, cached)
+        run = self._running[item] = Run(item, slot, lease, cached)
         return run
 
     def note_served(self, run: Run) -> None:
@@ -116,16 +118,17 @@ class Runs:
         return items
 
     def end(self, item: Item) -> None:
-        """Release the item's lease, if it has a run; steps in flight may hold the lease until they land."""
+        """Release the item's leases, if it has a run; steps in flight may hold them until they land."""
         run = self._running.pop(item, None) or self._stalled.pop(item, None)
         if run is not None:
             run.current = False
             self.release(run, item.holder)
 
     def release(self, run: Run, holder: Holder) -> None:
-        """Take a holder off the lease of a run, which may have ended."""
-        if self._ledger.release(run.lease, holder):
-            run.item.request.leases.remove(run.lease.number)
+        """Take a holder, an item or a step, off the leases of a run, which may have ended."""
+        for lease in (run.slot, run.lease):
+            if self._ledger.release(lease, holder) or not lease.held_by(HolderKind.ITEM, HolderKind.STEP):
+                run.item.request.leases.remove(lease.number)
 
     @property
     def stalled(self) -> int:

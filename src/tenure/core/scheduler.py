@@ -8,7 +8,7 @@ Nothing here blocks, sleeps or looks at a clock. Mutable state, changed by these
 - `_open`: every request that has not ended or still holds something, with the states of their items.
 - `_waiting`: items in state waiting or preempted; those of stalled requests are passed over.
 - `_runs`: items in state running or stalled, with their slots and blocks.
-- `_steps`: the plans in flight. A step is a holder of the lease of each of its rows, so an item that ends while a step
+- `_steps`: the plans in flight. A step is a holder of the leases of each of its rows, so an item that ends while a step
   runs frees its blocks when that step lands. A caller may keep one plan in flight while it plans the next.
 
 Invariants: the oldest running item is never evicted, so there is always progress; while it runs an item is evicted a
@@ -24,7 +24,7 @@ import msgspec
 
 from tenure.core.block_hashes import BlockHashes
 from tenure.core.budget import RemainingBudget, StepBudget
-from tenure.core.ledger import Ledger, LedgerError
+from tenure.core.ledger import HolderKind, Ledger, LedgerError
 from tenure.core.lifecycle import Event, State
 from tenure.core.limits import Limits
 from tenure.core.open_requests import OpenRequests
@@ -262,7 +262,7 @@ class Scheduler:
         if max(lacking, reserve) > 0:
             self.ledger.grow(lease, max(lacking, reserve))
         samples = run.planned + count == run.length and run.item.max_tokens > 0
-        row = Row(lease.slot, lease.generation, run.planned, count, lease.blocks[run.sent_blocks :], samples)
+        row = Row(run.slot.slot, run.slot.generation, run.planned, count, lease.blocks[run.sent_blocks :], samples)
         run.sent_blocks = len(lease.blocks)
         run.planned += count
         run.pending += samples
@@ -416,5 +416,6 @@ class Scheduler:
                 raise LedgerError(f"{item} and the queue disagree")
         self._steps.audit()
         owned = {number for request in self._open for number in request.leases}
-        if {lease.number for lease in self.ledger.leases()} != owned:
-            raise LedgerError("an open lease belongs to no request")
+        kinds = (HolderKind.ITEM, HolderKind.STEP)
+        if {lease.number for lease in self.ledger.leases() if lease.held_by(*kinds)} != owned:
+            raise LedgerError("what items and steps hold, and what belongs to requests, disagree")

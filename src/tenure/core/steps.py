@@ -2,8 +2,8 @@
 
     launch(number, flights) --> in flight --take(result), oldest first--> landed, and forgotten
 
-Owned by the scheduler. A step is a holder of the lease of each of its rows from `launch` on; the scheduler lets it go,
-row by row, when it lands.
+Owned by the scheduler. A step is a holder of the leases of each of its rows from `launch` on; the scheduler lets them
+go, row by row, when it lands.
 """
 
 from collections import OrderedDict
@@ -37,7 +37,8 @@ class StepsInFlight:
 
     def launch(self, number: int, flights: Sequence[Flight]) -> None:
         for flight in flights:
-            self._ledger.hold(flight.run.lease, holder_of(number))
+            for lease in (flight.run.slot, flight.run.lease):
+                self._ledger.hold(lease, holder_of(number))
         self._steps[number] = flights
 
     def take(self, result: StepResult) -> Iterable[tuple[Flight, RowResult]] | None:
@@ -62,7 +63,7 @@ class StepsInFlight:
 
     @property
     def leaving(self) -> bool:
-        """Whether an item of a step in flight has ended or was evicted, so that its lease is freed when it lands."""
+        """Whether an item of a step in flight has ended or was evicted, so that its leases are freed when it lands."""
         return any(not flight.run.current for flights in self._steps.values() for flight in flights)
 
     def audit(self) -> None:
@@ -73,5 +74,10 @@ class StepsInFlight:
             for holder in lease.holders
             if holder.kind is HolderKind.STEP
         }
-        if held != {(number, flight.run.lease.number) for number, flights in self._steps.items() for flight in flights}:
+        if held != {
+            (number, lease.number)
+            for number, flights in self._steps.items()
+            for flight in flights
+            for lease in (flight.run.slot, flight.run.lease)
+        }:
             raise LedgerError("the steps in flight and what they hold disagree")
