@@ -78,6 +78,11 @@ class ScriptedRunner:
     def in_flight(self) -> list[StepPlan]:
         return list(self._flights)
 
+    def write(self, block: int, texts: Sequence[int]) -> None:
+        """Write the fingerprints of positions into a block, as a transfer does."""
+        assert block not in self._writers(), "a transfer and a step write to the same block"
+        self._memory[block][:] = texts
+
     def launch(self, plan: StepPlan) -> None:
         """Check that `plan` makes sense on top of all earlier ones, and let it wait for `land`."""
         for start in plan.starts:

@@ -42,6 +42,7 @@ class Ask:
     repetition: RepetitionDetection | None = None
     begin_within: float | None = None
     end_within: float | None = None
+    claims: tuple[int, ...] = ()
     pooling: PoolingTask | None = None
     """Read the prompts, and do not go on with them; of the above only times, `priority` and `salt` count then."""
 
@@ -85,6 +86,7 @@ class Ask:
                 plan_ahead=self.seed < BURSTS,
                 priority=self.priority,
                 cache_salt=self.salt,
+                claims=self.claims,
                 arrived_at=at,
                 begin_by=begin_by,
                 end_by=end_by,
@@ -220,9 +222,12 @@ class Simulation:
         number = len(self.records) + 1
         request = ask.request(number, self.now)
         self.records[number] = Record(ask, request, [[] for _ in request.items])
-        self.scheduler.add(request)
+        self.add(request)
         self.check()
         return number
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(request)
 
     def plan(self) -> bool:
         oldest = min(self._running(), key=lambda item: item.age, default=None)
@@ -243,7 +248,7 @@ class Simulation:
             self._note_launch(plan)
         else:
             reads = any(r.ending is None and not r.request.stalled for r in self.records.values())
-            assert self.runner.in_flight or not reads, "nothing runs, and nothing will"
+            assert self.runner.in_flight or not reads or self.awaits_others(), "nothing runs, and nothing will"
         self.check()
         return plan is not None
 
@@ -325,6 +330,10 @@ class Simulation:
             self.tally["unmatched"] += 1
         self._end(ended)
         self.check()
+
+    def awaits_others(self) -> bool:
+        """Whether some item waits for something outside of this engine."""
+        return False
 
     # what the callers see
 

@@ -10,6 +10,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     num_slots: int
     num_blocks: int = 0
     block_size: int = 0
+    set_aside: int = 0
+    """Blocks that no item may count on, since transfers between engines may hold them."""
 
     @property
     def paged(self) -> bool:
@@ -19,7 +21,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def capacity(self) -> int:
         """Most tokens of one item, prompt and output together."""
-        return min(self.max_model_len, self.num_blocks * self.block_size) if self.paged else self.max_model_len
+        return (
+            min(self.max_model_len, (self.num_blocks - self.set_aside) * self.block_size)
+            if self.paged
+            else self.max_model_len
+        )
 
     def blocks_for(self, tokens: int) -> int:
         """The number of blocks for so many tokens."""

@@ -44,6 +44,12 @@ class Item:
         return self.index % self.request.spec.n
 
     @property
+    def claim(self) -> int:
+        """The claim under which the blocks of its prompt are fetched; 0 for none."""
+        claims = self.request.spec.claims
+        return claims[self.index // self.request.spec.n] if claims else 0
+
+    @property
     def prompt_length(self) -> int:
         return len(self.prompt)
 
@@ -104,6 +110,8 @@ class RequestSpec:
     """How many first tokens of each prompt are the first text of a pair; empty: there are no pairs."""
     unattended: Sequence[int] = ()
     """How many last tokens of each prompt no token attends to; empty: all are attended to."""
+    claims: Sequence[int] = ()
+    """For each prompt the claim under which its blocks are fetched, 0 for none; empty: nothing is fetched."""
     plan_ahead: bool = True
     """Each row that samples brings one token, so the next row is planned before its result; else after it."""
     pooling: PoolingParams | None = None

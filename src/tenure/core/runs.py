@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tenure.core.ledger import BlockLease, Holder, HolderKind, Ledger, LedgerError, SlotLease
+from tenure.core.ledger import BlockLease, Holder, HolderKind, Lease, Ledger, LedgerError, SlotLease
 from tenure.core.lifecycle import State
 from tenure.core.plan import Start
 from tenure.core.request import Item, Request
@@ -81,6 +81,7 @@ class Runs:
         self._ledger = ledger
         self._running: OrderedDict[Item, Run] = OrderedDict()
         self._stalled: dict[Item, Run] = {}
+        self._prepared: dict[Item, BlockLease] = {}
 
     def __len__(self) -> int:
         return len(self._running)
@@ -92,11 +93,23 @@ class Runs:
         """The run of an item, running or stalled."""
         return self._running.get(item) or self._stalled.get(item)
 
+    def prepare(self, item: Item) -> BlockLease:
+        """Lease blocks (none yet) to an item that does not run yet, until it starts or leaves, or `give_up`."""
+        lease = self._prepared[item] = self._ledger.open_blocks(item.holder)
+        item.request.leases.add(lease.number)
+        return lease
+
+    def give_up(self, item: Item) -> None:
+        """Release what was prepared for the item, if anything."""
+        if (lease := self._prepared.pop(item, None)) is not None:
+            self._release(item.request, lease, item.holder)
+
     def start(self, item: Item, matched: list[int], cached: int) -> Run:
         """Give the item a slot, and the `matched` blocks of the prefix cache with its first `cached` tokens."""
         slot, lease = self._ledger.open_slot(item.holder), self._ledger.open_blocks(item.holder)
         item.request.leases |= {slot.number, lease.number}
         self._ledger.share(lease, matched)
+        self.give_up(item)  # which the cache has, too
         run = self._running[item] = Run(item, slot, lease, cached)
         return run
 
@@ -118,7 +131,8 @@ class Runs:
         return items
 
     def end(self, item: Item) -> None:
-        """Release the item's leases, if it has a run; steps in flight may hold them until they land."""
+        """Release what the item has; steps in flight may hold the leases of its run until they land."""
+        self.give_up(item)
         run = self._running.pop(item, None) or self._stalled.pop(item, None)
         if run is not None:
             run.current = False
@@ -127,8 +141,11 @@ class Runs:
     def release(self, run: Run, holder: Holder) -> None:
         """Take a holder, an item or a step, off the leases of a run, which may have ended."""
         for lease in (run.slot, run.lease):
-            if self._ledger.release(lease, holder) or not lease.held_by(HolderKind.ITEM, HolderKind.STEP):
-                run.item.request.leases.remove(lease.number)
+            self._release(run.item.request, lease, holder)
+
+    def _release(self, request: Request, lease: Lease, holder: Holder) -> None:
+        if self._ledger.release(lease, holder) or not lease.held_by(HolderKind.ITEM, HolderKind.STEP):
+            request.leases.remove(lease.number)
 
     @property
     def stalled(self) -> int:
@@ -160,3 +177,5 @@ class Runs:
         for state, runs in ((State.RUNNING, self._running), (State.STALLED, self._stalled)):
             if runs.keys() != {item for item in items if item.state is state}:
                 raise LedgerError(f"the items that are {state} and their runs disagree")
+        if any(item.state not in (State.FETCHING_KV, State.WAITING) for item in self._prepared):
+            raise LedgerError("blocks are prepared for an item that runs, or has left")

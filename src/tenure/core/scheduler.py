@@ -24,7 +24,7 @@ import msgspec
 
 from tenure.core.block_hashes import BlockHashes
 from tenure.core.budget import RemainingBudget, StepBudget
-from tenure.core.ledger import HolderKind, Ledger, LedgerError
+from tenure.core.ledger import BlockLease, HolderKind, Ledger, LedgerError
 from tenure.core.lifecycle import Event, State
 from tenure.core.limits import Limits
 from tenure.core.open_requests import OpenRequests
@@ -51,7 +51,7 @@ class Scheduler:
         self.ledger = Ledger(limits.num_blocks, limits.num_slots)
         self.counts = Counts()
         self.finish_reasons: Counter[str] = Counter()
-        self._hashes = BlockHashes(cache_seed, limits.block_size, enabled=prefix_caching)
+        self.hashes = BlockHashes(cache_seed, limits.block_size, enabled=prefix_caching)
         self._open = OpenRequests()
         self._waiting = WaitingQueue()
         self._runs = Runs(self.ledger)
@@ -70,8 +70,25 @@ class Scheduler:
             item.max_tokens = min(item.max_tokens, self.limits.capacity - item.prompt_length)
         self._fair_share.assign(request)
         for item in request.items:
-            if item.choice == 0:
-                self._enqueue(item)
+            if item.choice == 0 and item.claim:
+                self._open.apply(item, Event.AWAIT_PREFILL)
+            elif item.choice == 0:
+                self.enqueue(item)
+
+    def begin_fetch(self, item: Item) -> BlockLease:
+        """Lease blocks to an item that awaits its prefill, for what is fetched into them; none yet."""
+        self._open.apply(item, Event.FETCH)
+        return self._runs.prepare(item)
+
+    def end_fetch(self, item: Item, *, fetched: bool) -> None:
+        """Let the item wait for its start. It keeps what was fetched, which is in the prefix cache, until then."""
+        if not fetched:
+            self._runs.give_up(item)
+        self.enqueue(item, Event.FETCHED if fetched else Event.FETCH_FAILED)
+
+    def enqueue(self, item: Item, event: Event = Event.ENQUEUE) -> None:
+        self._open.apply(item, event)
+        self._waiting.push(item)
 
     def cancel(self, number: int, outcome: Outcome, message: str = "") -> list[Request]:
         """End all items of a request with `outcome`; returns it if it holds nothing any more.
@@ -214,7 +231,7 @@ class Scheduler:
         """The oldest item that waits, if slots and blocks allow it to start; stalled items give up theirs for it."""
         if (item := self._waiting.head()) is None or not (self.ledger.available_slots or self._runs.stalled):
             return None
-        matched = self.ledger.cache.match(self._hashes.usable(item))
+        matched = self.ledger.cache.match(self.hashes.usable(item))
         fresh = self.limits.blocks_for(self._needed(item)) - len(matched)
         # One block for each item that runs is left, so that an item is not evicted right after it was started.
         wanted = fresh + len(self._runs)
@@ -249,7 +266,7 @@ class Scheduler:
         self._open.apply(item, Event.START)
         item.request.begun = True
         self._fair_share.note_start(item)
-        self.counts.queried += item.length * self._hashes.shared(item)
+        self.counts.queried += item.length * self.hashes.shared(item)
         self.counts.cached += run.computed
         if not item.reached:
             item.cached = min(run.computed, item.prompt_length)
@@ -300,7 +317,7 @@ class Scheduler:
         if result.error is not None:
             self._fail(item.request, result.outcome, result.error)
             return []
-        self._hashes.publish(run, self.ledger)
+        self.hashes.publish(run, self.ledger)
         item.note_prompt_logprobs(row.start, result.prompt_logprobs)
         if run.computed >= item.prompt_length:
             self._enqueue_followers(item)
@@ -337,14 +354,10 @@ class Scheduler:
 
     # leaving
 
-    def _enqueue(self, item: Item) -> None:
-        self._open.apply(item, Event.ENQUEUE)
-        self._waiting.push(item)
-
     def _enqueue_followers(self, item: Item) -> None:
         for follower in item.followers:
-            follower.hashes = self._hashes.of_prompt(item)
-            self._enqueue(follower)
+            follower.hashes = self.hashes.of_prompt(item)
+            self.enqueue(follower)
         item.followers = []
 
     def _preempt(self, item: Item) -> None:
