@@ -36,6 +36,9 @@ class HolderKind(StrEnum):
     TRANSFER = "transfer"
 
 
+_USERS = frozenset({HolderKind.ITEM, HolderKind.STEP})
+
+
 class Holder(NamedTuple):
     """A name under which something is held, such as `item 7` or `step 41`."""
 
@@ -73,19 +76,20 @@ class Lease:
 
     number: int
     holders: set[Holder]
+    users: int = field(init=False)
+    """How many of them are items or steps."""
+
+    def __post_init__(self) -> None:
+        self.users = sum(holder.kind in _USERS for holder in self.holders)
 
     def __repr__(self) -> str:
         holders = ", ".join(sorted(map(str, self.holders)))
         return f"<Lease {self.number}: {self._contents()}, held by {holders or 'nobody'}>"
 
-    def held_by(self, *kinds: HolderKind) -> bool:
-        """Whether a holder of one of these kinds is left."""
-        return any(holder.kind in kinds for holder in self.holders)
-
     @property
     def quarantined(self) -> bool:
         """Only transfers hold it: they may still write, so nobody else may have what is leased."""
-        return bool(self.holders) and all(holder.kind is HolderKind.TRANSFER for holder in self.holders)
+        return not self.users and all(holder.kind is HolderKind.TRANSFER for holder in self.holders)
 
     def _contents(self) -> str:
         raise NotImplementedError
@@ -126,8 +130,8 @@ class Ledger:
         self._quarantines = [0] * num_blocks
         self._leased = 0
         self._quarantined = 0
-        self._slot_leases: dict[int, Lease] = {}
-        self._block_leases: dict[int, Lease] = {}
+        self._leases: dict[int, Lease] = {}
+        self._leased_slots = 0
         self._opened = 0
 
     def __repr__(self) -> str:
@@ -148,14 +152,15 @@ class Ledger:
             raise LedgerError("no slot is free")
         slot = self._free_slots.pop()
         self._generations[slot] += 1
+        self._leased_slots += 1
         self._opened += 1
-        lease = self._slot_leases[self._opened] = SlotLease(self._opened, {holder}, slot, self._generations[slot])
+        lease = self._leases[self._opened] = SlotLease(self._opened, {holder}, slot, self._generations[slot])
         return lease
 
     def open_blocks(self, holder: Holder) -> BlockLease:
         """A lease for blocks, which has none yet."""
         self._opened += 1
-        lease = self._block_leases[self._opened] = BlockLease(self._opened, {holder})
+        lease = self._leases[self._opened] = BlockLease(self._opened, {holder})
         return lease
 
     def share(self, lease: BlockLease, blocks: Sequence[int]) -> None:
@@ -181,33 +186,43 @@ class Ledger:
         return fresh
 
     def hold(self, lease: Lease, holder: Holder) -> None:
-        """Add a holder; raises when it holds the lease already, or when the lease is quarantined."""
+        """Add a holder; raises when it holds the lease already, or when only transfers do."""
         self._check_usable(lease)
         if holder in lease.holders:
             raise LedgerError(f"{holder} holds {lease} already")
         lease.holders.add(holder)
+        lease.users += holder.kind in _USERS
 
     def release(self, lease: Lease, holder: Holder) -> bool:
-        """Take `holder` off the lease; True when it was the last one and what was leased is free again."""
+        """Take `holder` off the lease; what was leased is free again when it was the last one.
+
+        Returns whether it was the last item or step: if others hold the lease still, they are tickets and transfers.
+        """
         self._check_open(lease)
         if holder not in lease.holders:
             raise LedgerError(f"{holder} does not hold {lease}")
         was_quarantined = lease.quarantined
         lease.holders.remove(holder)
-        if isinstance(lease, BlockLease) and not was_quarantined and (lease.quarantined or not lease.holders):
-            self._count(lease.blocks, uses=-1, quarantines=lease.quarantined)
-        if lease.holders:
+        lease.users -= holder.kind in _USERS
+        if lease.users:
             return False
+        if isinstance(lease, BlockLease):
+            quarantined = bool(lease.holders) and lease.quarantined
+            uses = bool(lease.holders) and not quarantined
+            self._count(lease.blocks, uses - (not was_quarantined), quarantined - was_quarantined)
+        if not lease.holders:
+            self._free(lease)
+        return True
+
+    def _free(self, lease: Lease) -> None:
+        del self._leases[lease.number]
         if isinstance(lease, SlotLease):
-            del self._slot_leases[lease.number]
+            self._leased_slots -= 1
             self._free_slots.append(lease.slot)
         elif isinstance(lease, BlockLease):
-            del self._block_leases[lease.number]
-            self._count(lease.blocks, quarantines=-was_quarantined)
             # In reverse, so that the end of a text is forgotten before its beginning.
             for block in reversed(lease.blocks):
                 self._let_go(block)
-        return True
 
     def publish(self, lease: BlockLease, index: int, name: BlockHash) -> None:
         """Make the `index`-th block of `lease`, fully computed by a landed step, known to the prefix cache."""
@@ -216,7 +231,7 @@ class Ledger:
 
     def leases(self) -> list[Lease]:
         """All open leases."""
-        return [*self._slot_leases.values(), *self._block_leases.values()]
+        return list(self._leases.values())
 
     def snapshot(self) -> LedgerSnapshot:
         return LedgerSnapshot(
@@ -227,7 +242,7 @@ class Ledger:
             quarantined=self._quarantined,
             slots_total=self.num_slots,
             slots_free=len(self._free_slots),
-            slots_leased=len(self._slot_leases),
+            slots_leased=self._leased_slots,
         )
 
     def audit(self) -> None:
@@ -250,13 +265,14 @@ class Ledger:
         if len(free) + len(idle) + len(held) != self.num_blocks:
             raise LedgerError(f"{len(free)} free + {len(idle)} cached + {len(held)} held != {self.num_blocks} blocks")
         slots = [lease.slot for lease in self.leases() if isinstance(lease, SlotLease)]
-        if sorted(slots + self._free_slots) != list(range(self.num_slots)):
+        if len(slots) != self._leased_slots or sorted(slots + self._free_slots) != list(range(self.num_slots)):
             raise LedgerError("slots do not add up")
-        if any(not lease.holders for lease in self.leases()):
-            raise LedgerError("a lease without holders is open")
+        for lease in self.leases():
+            if not lease.holders or lease.users != sum(holder.kind in _USERS for holder in lease.holders):
+                raise LedgerError(f"{lease} is open without holders, or its users are miscounted")
 
     def _check_open(self, lease: Lease) -> None:
-        if lease not in (self._slot_leases.get(lease.number), self._block_leases.get(lease.number)):
+        if self._leases.get(lease.number) is not lease:
             raise LedgerError(f"{lease} is not open")
 
     def _check_usable(self, lease: Lease) -> None:
@@ -268,9 +284,9 @@ class Ledger:
         self._count(blocks, uses=1)
         lease.blocks.extend(blocks)
 
-    def _count(self, blocks: Sequence[int], uses: int = 0, quarantines: int = 0) -> None:
+    def _count(self, blocks: Sequence[int], uses: int, quarantines: int = 0) -> None:
         """Note that so many leases more have these blocks, and so many more that are quarantined."""
-        for block in blocks:
+        for block in blocks if uses or quarantines else ():
             leased, quarantined = self._uses[block] > 0, self._quarantines[block] > 0
             self._uses[block] += uses
             self._quarantines[block] += quarantines

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tenure.core.ledger import BlockLease, Holder, HolderKind, Lease, Ledger, LedgerError, SlotLease
+from tenure.core.ledger import BlockLease, Holder, Lease, Ledger, LedgerError, SlotLease
 from tenure.core.lifecycle import State
 from tenure.core.plan import Start
 from tenure.core.request import Item, Request
@@ -144,7 +144,7 @@ class Runs:
             self._release(run.item.request, lease, holder)
 
     def _release(self, request: Request, lease: Lease, holder: Holder) -> None:
-        if self._ledger.release(lease, holder) or not lease.held_by(HolderKind.ITEM, HolderKind.STEP):
+        if self._ledger.release(lease, holder):
             request.leases.remove(lease.number)
 
     @property

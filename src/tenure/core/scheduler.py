@@ -24,7 +24,7 @@ import msgspec
 
 from tenure.core.block_hashes import BlockHashes
 from tenure.core.budget import RemainingBudget, StepBudget
-from tenure.core.ledger import BlockLease, HolderKind, Ledger, LedgerError
+from tenure.core.ledger import BlockLease, Ledger, LedgerError
 from tenure.core.lifecycle import Event, State
 from tenure.core.limits import Limits
 from tenure.core.open_requests import OpenRequests
@@ -429,6 +429,5 @@ class Scheduler:
                 raise LedgerError(f"{item} and the queue disagree")
         self._steps.audit()
         owned = {number for request in self._open for number in request.leases}
-        kinds = (HolderKind.ITEM, HolderKind.STEP)
-        if {lease.number for lease in self.ledger.leases() if lease.held_by(*kinds)} != owned:
+        if {lease.number for lease in self.ledger.leases() if lease.users} != owned:
             raise LedgerError("what items and steps hold, and what belongs to requests, disagree")
