@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tenure.core.budget import StepBudget
+from tenure.core.deadlines import Deadlines
 from tenure.core.lifecycle import State
 from tenure.core.limits import Limits
 from tenure.core.plan import Row, StepPlan, StepResult
@@ -163,6 +164,7 @@ class Simulation:
         self.budget = budget
         self.depth = depth
         self.scheduler = Scheduler(limits, cache_seed=b"simulated", prefix_caching=prefix_caching)
+        self.deadlines = Deadlines()
         self.runner = ScriptedRunner(limits, broken)
         self.records: dict[int, Record] = {}
         self.rows: list[tuple[int, int]] = []
@@ -228,6 +230,7 @@ class Simulation:
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
+        self.deadlines.add(request)
 
     def plan(self) -> bool:
         oldest = min(self._running(), key=lambda item: item.age, default=None)
@@ -287,7 +290,8 @@ class Simulation:
     def expire(self) -> None:
         """Whose time is up ends now, and nobody else."""
         live = [record for record in self.records.values() if record.request.outcome is None]
-        ended = self.scheduler.expire(self.now)
+        expired = self.deadlines.expired(self.now)
+        ended = [r for request, why in expired for r in self.scheduler.cancel(request.number, Outcome.DEADLINE, why)]
         for record in live:
             request = record.request
             late = request.spec.end_by is not None and request.spec.end_by <= self.now

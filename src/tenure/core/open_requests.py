@@ -1,37 +1,17 @@
-"""The open requests of an engine, the states of their items, and their deadlines.
+"""The open requests of an engine, and the states of their items.
 
     add --> open --(all items ended, every lease free)--> closed: returned once, with its outcome, and forgotten
 
 Owned by the scheduler. `states` counts their unfinished items by state, `apply` being the only way to change one.
-A deadline is an entry in a heap, which surfaces when its time has come, or is dropped when dead entries abound.
 """
 
-import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from enum import IntEnum
 
 from tenure.core.ledger import LedgerError
 from tenure.core.lifecycle import Event, State
 from tenure.core.request import Item, Request
 from tenure.outcomes import Outcome
-
-_COMPACT_ABOVE = 64
-
-
-class Deadline(IntEnum):
-    """What must have happened by the deadline."""
-
-    BEGIN = 0
-    """Some item has run."""
-    END = 1
-    """The request is over."""
-
-
-_MESSAGES = {
-    Deadline.BEGIN: "the request waited longer in the queue than it may",
-    Deadline.END: "the request took longer than it may",
-}
 
 
 class OpenRequests:
@@ -40,7 +20,6 @@ class OpenRequests:
     def __init__(self) -> None:
         self.states: Counter[State] = Counter()
         self._requests: dict[int, Request] = {}
-        self._deadlines: list[tuple[float, int, Deadline, Request]] = []
         self._arrivals = 0
         self._items = 0
 
@@ -62,9 +41,6 @@ class OpenRequests:
             self._items += 1
             item.number = self._items
             self.states[item.state] += 1
-        for kind, time in ((Deadline.BEGIN, request.spec.begin_by), (Deadline.END, request.spec.end_by)):
-            if time is not None:
-                heapq.heappush(self._deadlines, (time, request.arrival, kind, request))
 
     def find(self, number: int) -> Request | None:
         """The request, unless its outcome is decided."""
@@ -84,31 +60,7 @@ class OpenRequests:
         for request in over:
             request.outcome = request.outcome or Outcome.OK
             del self._requests[request.number]
-        if len(self._deadlines) > _COMPACT_ABOVE + 4 * len(self._requests):
-            self._deadlines = [entry for entry in self._deadlines if self._pending(entry)]
-            heapq.heapify(self._deadlines)
         return over
-
-    @property
-    def next_deadline(self) -> float | None:
-        """The time of the earliest deadline; None without one."""
-        while self._deadlines and not self._pending(self._deadlines[0]):
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
-
-    def expired(self, now: float) -> list[tuple[Request, str]]:
-        """The requests whose deadline has passed, each once, with the message for its client."""
-        found: dict[int, tuple[Request, str]] = {}
-        while (due := self.next_deadline) is not None and due <= now:
-            _, _, kind, request = heapq.heappop(self._deadlines)
-            found.setdefault(request.number, (request, _MESSAGES[kind]))
-        return list(found.values())
-
-    def _pending(self, entry: tuple[float, int, Deadline, Request]) -> bool:
-        _, _, kind, request = entry
-        if request.outcome is not None:
-            return False
-        return kind is Deadline.END or not request.begun
 
     def audit(self) -> None:
         """Recount; raises `LedgerError` when the states differ from the items'."""

@@ -1,6 +1,6 @@
 """Which items get which tokens of the next step: continuous batching with chunked prefill over paged blocks.
 
-    receive (add, cancel, finish_item, stall, resume, expire) -> plan -> [runner] -> land -> receive ...
+    receive (add, cancel, finish_item, stall, resume) -> plan -> [runner] -> land -> receive ...
 
 `plan` decides and books what it decided; `land` books what the runner reports and returns what to tell the callers.
 Nothing here blocks, sleeps or looks at a clock. Mutable state, changed by these methods only:
@@ -101,13 +101,6 @@ class Scheduler:
             return []
         self._fail(request, outcome, message)
         return self._close([request])
-
-    def expire(self, now: float) -> list[Request]:
-        """End the requests whose time is up, on the clock of their deadlines; returns those that hold nothing more."""
-        expired = self._open.expired(now)
-        for request, message in expired:
-            self._fail(request, Outcome.DEADLINE, message)
-        return self._close(request for request, _ in expired)
 
     def stall(self, number: int) -> None:
         """The caller does not read: the items get no steps, and keep what they have until one that can run needs it.
@@ -391,11 +384,6 @@ class Scheduler:
     def busy(self) -> bool:
         """Some request has not ended, or still holds something."""
         return bool(self._open)
-
-    @property
-    def next_deadline(self) -> float | None:
-        """The time at which to call `expire`; None without a deadline."""
-        return self._open.next_deadline
 
     def items_of(self, number: int) -> list[Item]:
         """The items of the rows of a step in flight, in order."""

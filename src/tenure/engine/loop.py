@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from tenure.core.deadlines import Deadlines
 from tenure.core.plan import RowResult, StepPlan, StepResult
 from tenure.core.report import Output
 from tenure.core.request import Request
@@ -39,6 +40,7 @@ from tenure.engine.orders import (
 )
 from tenure.engine.stats import EngineStats
 from tenure.engine.step_tuner import StepTuner
+from tenure.outcomes import Outcome
 
 logger = logging.getLogger("tenure.engine")
 
@@ -78,6 +80,7 @@ class EngineLoop:
         self._in_flight: deque[_Launched] = deque()
         self._landed_at = 0.0
         self._scheduler = scheduler
+        self._deadlines = Deadlines()
         self._runner = runner
         self._orders = orders
         self._port = port
@@ -134,19 +137,21 @@ class EngineLoop:
 
     def _wait_timeout(self) -> float | None:
         """Seconds to wait for an order: until the next deadline, an hour at most; None when there is no deadline."""
-        deadline = self._scheduler.next_deadline
+        deadline = self._deadlines.next
         return None if deadline is None else min(max(0.0, deadline - self._clock()), 3600.0)
 
     def _expire(self) -> None:
         """Drop the requests whose time is up before they get another step."""
-        deadline = self._scheduler.next_deadline
-        if deadline is not None and (now := self._clock()) >= deadline:
-            self._emit([], self._scheduler.expire(now))
+        if self._deadlines.next is None or not (expired := self._deadlines.expired(self._clock())):
+            return
+        ended = [self._scheduler.cancel(request.number, Outcome.DEADLINE, message) for request, message in expired]
+        self._emit([], [request for requests in ended for request in requests])
 
     def _apply(self, order: Change) -> list[Request]:
         match order:
             case Add(make):
                 self._scheduler.add(request := make())
+                self._deadlines.add(request)
                 self._stats.admit(request)
             case Cancel(number, outcome):
                 return self._scheduler.cancel(number, outcome)
