@@ -83,6 +83,9 @@ class ScriptedRunner:
         assert block not in self._writers(), "a transfer and a step write to the same block"
         self._memory[block][:] = texts
 
+    def read(self, block: int) -> list[int]:
+        return list(self._memory[block])
+
     def launch(self, plan: StepPlan) -> None:
         """Check that `plan` makes sense on top of all earlier ones, and let it wait for `land`."""
         for start in plan.starts:

@@ -44,6 +44,7 @@ class Ask:
     begin_within: float | None = None
     end_within: float | None = None
     claims: tuple[int, ...] = ()
+    handover: bool = False
     pooling: PoolingTask | None = None
     """Read the prompts, and do not go on with them; of the above only times, `priority` and `salt` count then."""
 
@@ -88,6 +89,7 @@ class Ask:
                 priority=self.priority,
                 cache_salt=self.salt,
                 claims=self.claims,
+                handover=self.handover,
                 arrived_at=at,
                 begin_by=begin_by,
                 end_by=end_by,

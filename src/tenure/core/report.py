@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tenure.core.ledger import LedgerSnapshot
+from tenure.core.ledger import BlockLease, LedgerSnapshot
 from tenure.core.lifecycle import State
 from tenure.core.request import Request
 from tenure.outcomes import FinishReason
@@ -25,6 +25,8 @@ class Output(msgspec.Struct, frozen=True, gc=False):
     prompt_logprobs: list[TokenLogprobs | None] | None
     cached_tokens: int
     pooled: Pooled | None
+    handed_over: BlockLease | None = None
+    """With the finish of an item whose request is `handover`: its blocks, held by the ticket with the item's number."""
 
 
 class Effects(NamedTuple):

@@ -110,6 +110,8 @@ class RequestSpec:
     """How many first tokens of each prompt are the first text of a pair; empty: there are no pairs."""
     unattended: Sequence[int] = ()
     """How many last tokens of each prompt no token attends to; empty: all are attended to."""
+    handover: bool = False
+    """Another engine goes on: the blocks of an item that finishes pass to a ticket with its number."""
     claims: Sequence[int] = ()
     """For each prompt the claim under which its blocks are fetched, 0 for none; empty: nothing is fetched."""
     plan_ahead: bool = True

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tenure.core.ledger import BlockLease, Holder, Lease, Ledger, LedgerError, SlotLease
+from tenure.core.ledger import BlockLease, Holder, HolderKind, Lease, Ledger, LedgerError, SlotLease
 from tenure.core.lifecycle import State
 from tenure.core.plan import Start
 from tenure.core.request import Item, Request
@@ -129,6 +129,13 @@ class Runs:
         for item in items:
             self._running[item] = self._stalled.pop(item)
         return items
+
+    def hand_over(self, item: Item) -> BlockLease | None:
+        """Have the ticket with the item's number hold the blocks of its run, too; None when it has no run."""
+        if (run := self.get(item)) is None:
+            return None
+        self._ledger.hold(run.lease, Holder(HolderKind.TICKET, item.number))
+        return run.lease
 
     def end(self, item: Item) -> None:
         """Release what the item has; steps in flight may hold the leases of its run until they land."""

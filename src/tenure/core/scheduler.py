@@ -339,6 +339,7 @@ class Scheduler:
             item.prompt_logprobs if first and item.sampling.prompt_logprobs is not None else None,
             item.cached if first else 0,
             result.pooled,
+            self._runs.hand_over(item) if reason is not None and item.request.spec.handover else None,
         )
         if reason is not None:
             self.finish_reasons[reason] += 1
