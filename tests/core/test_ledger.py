@@ -258,8 +258,8 @@ def test_a_slot_that_two_leases_have_or_none_shows_in_the_snapshot(ledger: Ledge
 def test_names_say_who_holds(ledger: Ledger) -> None:
     lease = opened(ledger, 3)
     ledger.hold(lease, STEP)
-    assert repr(lease) == "<Lease 1: 3 blocks, held by item 7, step 41>"
-    assert repr(ledger.open_slot(OTHER)) == "<Lease 2: slot 0, held by item 8>"
+    assert repr(lease) == "<BlockLease 1, held by item 7, step 41>"
+    assert repr(ledger.open_slot(OTHER)) == "<SlotLease 2, held by item 8>"
     assert "leased=3" in repr(ledger)
 
 

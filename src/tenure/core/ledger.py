@@ -84,15 +84,13 @@ class Lease:
 
     def __repr__(self) -> str:
         holders = ", ".join(sorted(map(str, self.holders)))
-        return f"<Lease {self.number}: {self._contents()}, held by {holders or 'nobody'}>"
+        return f"<{type(self).__name__} {self.number}, held by {holders or 'nobody'}>"
 
     @property
     def quarantined(self) -> bool:
         """Only transfers hold it: they may still write, so nobody else may have what is leased."""
-        return not self.users and all(holder.kind is HolderKind.TRANSFER for holder in self.holders)
-
-    def _contents(self) -> str:
-        raise NotImplementedError
+        transfers = (holder.kind is HolderKind.TRANSFER for holder in self.holders)
+        return not self.users and bool(self.holders) and all(transfers)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -102,18 +100,12 @@ class SlotLease(Lease):
     slot: int
     generation: int
 
-    def _contents(self) -> str:
-        return f"slot {self.slot}"
-
 
 @dataclass(slots=True, eq=False, repr=False)
 class BlockLease(Lease):
     """The blocks of one block table, in order."""
 
     blocks: list[int] = field(default_factory=list)
-
-    def _contents(self) -> str:
-        return f"{len(self.blocks)} blocks"
 
 
 class Ledger:
@@ -207,7 +199,7 @@ class Ledger:
         if lease.users:
             return False
         if isinstance(lease, BlockLease):
-            quarantined = bool(lease.holders) and lease.quarantined
+            quarantined = lease.quarantined
             uses = bool(lease.holders) and not quarantined
             self._count(lease.blocks, uses - (not was_quarantined), quarantined - was_quarantined)
         if not lease.holders:
