@@ -193,7 +193,7 @@ class Ledger:
         self._check_open(lease)
         if holder not in lease.holders:
             raise LedgerError(f"{holder} does not hold {lease}")
-        was_quarantined = lease.quarantined
+        was_quarantined = not lease.users and lease.quarantined
         lease.holders.remove(holder)
         lease.users -= holder.kind in _USERS
         if lease.users:
@@ -269,7 +269,7 @@ class Ledger:
 
     def _check_usable(self, lease: Lease) -> None:
         self._check_open(lease)
-        if lease.quarantined:
+        if not lease.users and lease.quarantined:
             raise LedgerError(f"{lease} is quarantined")
 
     def _take(self, lease: BlockLease, blocks: Sequence[int]) -> None:

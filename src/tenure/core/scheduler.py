@@ -290,8 +290,9 @@ class Scheduler:
             self.counts.unmatched += 1
             return Effects([], [])
         outputs: list[Output] = []
+        holder = holder_of(result.number)
         for flight, row in landed:
-            self._runs.release(flight.run, holder_of(result.number))
+            self._runs.release(flight.run, holder)
             if flight.run.current:  # else the item left, or was evicted, while the step ran
                 outputs += self._land_row(flight, row)
         touched = dict.fromkeys(flight.run.item.request for flight, _ in landed)

@@ -36,9 +36,10 @@ class StepsInFlight:
         self._steps: OrderedDict[int, Sequence[Flight]] = OrderedDict()
 
     def launch(self, number: int, flights: Sequence[Flight]) -> None:
+        holder = holder_of(number)
         for flight in flights:
-            for lease in (flight.run.slot, flight.run.lease):
-                self._ledger.hold(lease, holder_of(number))
+            self._ledger.hold(flight.run.slot, holder)
+            self._ledger.hold(flight.run.lease, holder)
         self._steps[number] = flights
 
     def take(self, result: StepResult) -> Iterable[tuple[Flight, RowResult]] | None:
