@@ -65,11 +65,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
         Event.AWAIT_PREFILL: State.AWAITING_PREFILL,
         Event.ABORT: State.ENDED,
     },
-    State.AWAITING_PREFILL: {
-        Event.ENQUEUE: State.WAITING,
-        Event.FETCH: State.FETCHING_KV,
-        Event.ABORT: State.ENDED,
-    },
+    State.AWAITING_PREFILL: {Event.ENQUEUE: State.WAITING, Event.FETCH: State.FETCHING_KV, Event.ABORT: State.ENDED},
     State.WAITING: {Event.START: State.RUNNING, Event.ABORT: State.ENDED},
     State.FETCHING_KV: {
         Event.FETCHED: State.WAITING,
