@@ -65,8 +65,7 @@ class Ask:
                     cache_salt=self.salt,
                     pooling=PoolingParams(task=self.pooling),
                     arrived_at=at,
-                    begin_by=begin_by,
-                    end_by=end_by,
+                    due=(begin_by, end_by),
                 ),
             )
         sampling = SamplingParams(
@@ -91,8 +90,7 @@ class Ask:
                 claims=self.claims,
                 handover=self.handover,
                 arrived_at=at,
-                begin_by=begin_by,
-                end_by=end_by,
+                due=(begin_by, end_by),
             ),
         )
 
@@ -296,8 +294,9 @@ class Simulation:
         ended = [r for request, why in expired for r in self.scheduler.cancel(request.number, Outcome.DEADLINE, why)]
         for record in live:
             request = record.request
-            late = request.spec.end_by is not None and request.spec.end_by <= self.now
-            late |= request.spec.begin_by is not None and request.spec.begin_by <= self.now and not request.begun
+            begin_by, end_by = request.spec.due
+            late = end_by is not None and end_by <= self.now
+            late |= begin_by is not None and begin_by <= self.now and not request.begun
             assert late == (request.outcome is Outcome.DEADLINE)
             if late:
                 record.cancelled = Outcome.DEADLINE

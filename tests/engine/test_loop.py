@@ -228,7 +228,7 @@ def test_orders_are_obeyed_in_order() -> None:
 
 def due(number: int, *, begin_by: float | None = None, end_by: float | None = None, **more: int) -> Request:
     asked = request(number, **more)
-    asked.spec = replace(asked.spec, begin_by=begin_by, end_by=end_by)
+    asked.spec = replace(asked.spec, due=(begin_by, end_by))
     return asked
 
 

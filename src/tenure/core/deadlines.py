@@ -35,7 +35,7 @@ class Deadlines:
 
     def add(self, request: Request) -> None:
         """Watch the deadlines of a request that the scheduler was given."""
-        for kind, time in ((Deadline.BEGIN, request.spec.begin_by), (Deadline.END, request.spec.end_by)):
+        for kind, time in zip(Deadline, request.spec.due, strict=True):
             if time is not None:
                 heapq.heappush(self._heap, (time, request.arrival, kind, request))
         if len(self._heap) > self._compact_above:

@@ -106,10 +106,8 @@ class RequestSpec:
     sampling: SamplingParams
     _: KW_ONLY
     n: int = 1
-    segments: Sequence[int] = ()
-    """How many first tokens of each prompt are the first text of a pair; empty: there are no pairs."""
-    unattended: Sequence[int] = ()
-    """How many last tokens of each prompt no token attends to; empty: all are attended to."""
+    marks: Sequence[tuple[int, int]] = ()
+    """Of each prompt, how many first tokens are the first text of a pair, and how many last ones no token attends to."""
     handover: bool = False
     """Another engine goes on: the blocks of an item that finishes pass to a ticket with its number."""
     claims: Sequence[int] = ()
@@ -122,8 +120,8 @@ class RequestSpec:
     public_id: str = ""
     label: str = ""
     arrived_at: float = 0.0
-    begin_by: float | None = None  # when one of its items must have run
-    end_by: float | None = None  # when it must be over
+    due: tuple[float | None, float | None] = (None, None)
+    """When one of its items must have run, and when it must be over."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -51,8 +51,7 @@ class Run:
             item.choice,
             item.sampling,
             request.spec.pooling,
-            request.spec.segments[prompt] if request.spec.segments else 0,
-            request.spec.unattended[prompt] if request.spec.unattended else 0,
+            *(request.spec.marks[prompt] if request.spec.marks else (0, 0)),
         )
 
     @property

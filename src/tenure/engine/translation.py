@@ -16,6 +16,7 @@ PART_BYTES = 128 * 1024
 
 def request(number: int, submit: wire.Submit, now: float) -> Request:
     """The core's request for a `Submit`; `number` is the engine's own, `now` is on the loop's clock."""
+    none = [0] * len(submit.prompts)
     spec = RequestSpec(
         list(submit.prompts),
         attach(submit.sampling, submit.masks),
@@ -23,13 +24,14 @@ def request(number: int, submit: wire.Submit, now: float) -> Request:
         priority=submit.priority,
         cache_salt=submit.cache_salt,
         pooling=submit.pooling,
-        segments=submit.segments,
-        unattended=submit.unattended,
+        marks=list(zip(submit.segments or none, submit.unattended or none, strict=True)),
         public_id=submit.public_id,
         label=submit.label,
         arrived_at=now,
-        begin_by=None if submit.begin_within is None else now + submit.begin_within,
-        end_by=None if submit.end_within is None else now + submit.end_within,
+        due=(
+            None if submit.begin_within is None else now + submit.begin_within,
+            None if submit.end_within is None else now + submit.end_within,
+        ),
     )
     return Request(number, spec)
 
