@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import partial
 
 from tenure.core.budget import StepBudget
 from tenure.core.fetches import Fetch, Fetches
@@ -84,11 +85,11 @@ class FetchingSimulation(Simulation):
     def _begin(self, fetch: Fetch) -> None:
         if not fetch.blocks:
             return
-        right = lambda: self._write(fetch, 0)  # noqa: E731
-        wrong = lambda: self._write(fetch, 1)  # noqa: E731
-        end = lambda: self.fetches.end_transfer(fetch.transfer)  # noqa: E731
-        confirm = lambda: self._settle(fetch, confirmed=True)  # noqa: E731
-        lose = lambda: self._settle(fetch, confirmed=False)  # noqa: E731
+        right = partial(self._write, fetch, 0)
+        wrong = partial(self._write, fetch, 1)
+        end = partial(self.fetches.end_transfer, fetch.transfer)
+        confirm = partial(self._settle, fetch, confirmed=True)
+        lose = partial(self._settle, fetch, confirmed=False)
         match self._courses[fetch.claim - 1]:
             case Course.WELL:
                 steps = [right, end, confirm]

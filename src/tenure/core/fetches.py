@@ -162,11 +162,8 @@ class Fetches:
     def audit(self) -> None:
         """Recount; raises `LedgerError` naming what does not add up."""
         transfers = self._transfers.values()
-        leases = self._scheduler.ledger.leases()
-        held = {
-            (lease.number, holder) for lease in leases for holder in lease.holders if holder.kind is HolderKind.TRANSFER
-        }
-        if held != {(transfer.lease.number, transfer.holder) for transfer in transfers if transfer.writing}:
+        held = self._scheduler.ledger.held_by(HolderKind.TRANSFER)
+        if held != {(transfer.holder.number, transfer.lease.number) for transfer in transfers if transfer.writing}:
             raise LedgerError("the transfers that may write and what transfers hold disagree")
         items = {item for request in self._scheduler.requests() for item in request.unfinished}
         fetching = {item for item in items if item.state is State.FETCHING_KV}

@@ -40,11 +40,6 @@ class Handovers:
 
     def audit(self) -> None:
         """Raises `LedgerError` when tickets hold others than these."""
-        held = {
-            (holder.number, lease.number)
-            for lease in self._ledger.leases()
-            for holder in lease.holders
-            if holder.kind is HolderKind.TICKET
-        }
+        held = self._ledger.held_by(HolderKind.TICKET)
         if held != {(number, lease.number) for number, lease in self._leases.items()}:
             raise LedgerError("the tickets and what they hold disagree")

@@ -225,6 +225,10 @@ class Ledger:
         """All open leases."""
         return list(self._leases.values())
 
+    def held_by(self, kind: HolderKind) -> set[tuple[int, int]]:
+        """What holders of a kind hold: their numbers, with those of the leases."""
+        return {(h.number, lease.number) for lease in self.leases() for h in lease.holders if h.kind is kind}
+
     def snapshot(self) -> LedgerSnapshot:
         return LedgerSnapshot(
             total=self.num_blocks,

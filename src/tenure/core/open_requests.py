@@ -1,6 +1,6 @@
 """The open requests of an engine, and the states of their items.
 
-    add --> open --(all items ended, every lease free)--> closed: returned once, with its outcome, and forgotten
+    add --> open --(all items ended, nothing held by them or by steps)--> closed: returned once, and forgotten
 
 Owned by the scheduler. `states` counts their unfinished items by state, `apply` being the only way to change one.
 """

@@ -106,7 +106,7 @@ class RequestSpec:
     sampling: SamplingParams
     _: KW_ONLY
     n: int = 1
-    marks: Sequence[tuple[int, int]] = ()
+    text_bounds: Sequence[tuple[int, int]] = ()
     """Of each prompt: first tokens that are the first text of a pair, and last ones that no token attends to."""
     handover: bool = False
     """Another engine goes on: the blocks of an item that finishes pass to a ticket with its number."""

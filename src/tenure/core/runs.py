@@ -51,7 +51,7 @@ class Run:
             item.choice,
             item.sampling,
             request.spec.pooling,
-            *(request.spec.marks[prompt] if request.spec.marks else (0, 0)),
+            *(request.spec.text_bounds[prompt] if request.spec.text_bounds else (0, 0)),
         )
 
     @property

@@ -69,13 +69,7 @@ class StepsInFlight:
 
     def audit(self) -> None:
         """Raises `LedgerError` when steps hold other leases than those of their rows."""
-        held = {
-            (holder.number, lease.number)
-            for lease in self._ledger.leases()
-            for holder in lease.holders
-            if holder.kind is HolderKind.STEP
-        }
-        if held != {
+        if self._ledger.held_by(HolderKind.STEP) != {
             (number, lease.number)
             for number, flights in self._steps.items()
             for flight in flights

@@ -24,7 +24,7 @@ def request(number: int, submit: wire.Submit, now: float) -> Request:
         priority=submit.priority,
         cache_salt=submit.cache_salt,
         pooling=submit.pooling,
-        marks=list(zip(submit.segments or none, submit.unattended or none, strict=True)),
+        text_bounds=list(zip(submit.segments or none, submit.unattended or none, strict=True)),
         public_id=submit.public_id,
         label=submit.label,
         arrived_at=now,

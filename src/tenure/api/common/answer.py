@@ -72,7 +72,7 @@ class Answer:
             item.prompt_logprobs = item.prompt_logprobs or []
             item.prompt_logprobs += output.prompt_logprobs
         if not output.tokens and output.finish_reason is None:
-            return None
+            return None  # a part of a large output, whose last part has the tokens
         if item.started and output.finish_reason is None and len(item.tokens) < self._interval:
             return None
         return self._piece(output, item)
