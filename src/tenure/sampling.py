@@ -3,6 +3,9 @@
 Validated by the API process, sent to the engine, carried out by the sampler.
 """
 
+from array import array
+from collections.abc import Sequence
+
 import msgspec
 
 MINUS_INFINITY = -9999.0
@@ -60,11 +63,29 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One position: the logprob and rank (1 is best) of the token there, and of the reported alternatives.
 
-    `ids` and `logprobs` are equally long, best first, the requested `logprob_token_ids` after the best ones.
-    None is less than MINUS_INFINITY.
+    These are packed, as the machine's 32-bit ints and floats: thousands of positions, with a Python object for each
+    number, would take long to send and to free. None is less than MINUS_INFINITY.
     """
 
     logprob: float
     rank: int
-    ids: list[int]
-    logprobs: list[float]
+    packed_ids: bytes
+    packed_logprobs: bytes
+
+    @classmethod
+    def of(cls, logprob: float, rank: int, ids: Sequence[int], logprobs: Sequence[float]) -> "TokenLogprobs":
+        """`ids` and `logprobs` are equally long, best first, the requested `logprob_token_ids` after the best ones."""
+        return cls(logprob, rank, array("i", ids).tobytes(), array("f", logprobs).tobytes())
+
+    @property
+    def count(self) -> int:
+        """How many alternatives are reported."""
+        return len(self.packed_ids) // array("i").itemsize
+
+    @property
+    def ids(self) -> list[int]:
+        return array("i", self.packed_ids).tolist()
+
+    @property
+    def logprobs(self) -> list[float]:
+        return array("f", self.packed_logprobs).tolist()

@@ -82,7 +82,7 @@ class ByteTokenizer:
 def row(token: int, logprob: float = -0.5, *others: tuple[int, float]) -> TokenLogprobs:
     """The logprobs of one token, which is the best one; `others` follow it."""
     pairs = [(token, logprob), *others]
-    return TokenLogprobs(logprob, 1, [pair[0] for pair in pairs], [pair[1] for pair in pairs])
+    return TokenLogprobs.of(logprob, 1, [pair[0] for pair in pairs], [pair[1] for pair in pairs])
 
 
 def output(index: int, text: str | bytes | list[int], finish: FinishReason | None = None, **more) -> ItemOutput:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.api.generation_rig import END, LENGTH, STOP, Rig, assert_refused, events, output, row, undated
+from tenure.sampling import TokenLogprobs
+from tests.api.generation_rig import END, LENGTH, STOP, Rig, assert_refused, events, output, undated
 
 
 def strip(event):
@@ -127,13 +128,12 @@ def test_echo_may_be_streamed_alone():
 
 def test_the_legacy_logprobs_always_hold_the_token_itself():
     def script(submit):
-        rows = [row(66, -0.1, (67, -2.0))]
-        rows[0].ids[0] = 68  # the best token is another one
+        rows = [TokenLogprobs.of(-0.5, 2, [68, 67], [-0.25, -2.0])]
         return [[output(0, "B", LENGTH, logprobs=rows)]]
 
     logprobs = Rig(script).complete(logprobs=1).json()["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["B"]
-    assert logprobs["top_logprobs"] == [{"B": -0.1, "D": -0.1, "C": -2.0}]
+    assert logprobs["top_logprobs"] == [{"B": -0.5, "D": -0.25, "C": -2.0}]
 
 
 def test_prompt_logprobs_are_by_token_id():

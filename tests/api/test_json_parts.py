@@ -1,5 +1,6 @@
 """JSON in parts is the JSON of the whole."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET, UnsetType
 
-from tenure.api.common.json_parts import ENCODER, PART_BYTES, joined, json_parts
+from tenure.api.common.json_parts import ENCODER, PART_BYTES, joined, json_parts, list_parts
 
 LONG = 5000
 
@@ -47,6 +48,24 @@ def test_what_is_json_already_is_taken_as_it_is() -> None:
     value = [Entry(1, values=iter([b"[1,", memoryview(b"2]")])), Entry(2, values=msgspec.Raw(b"{}"))]
     whole = b'[{"index":1,"values":[1,2]},{"index":2,"values":{}}]'
     assert b"".join(json_parts(value)) == whole
+
+
+def test_the_entries_of_a_long_list_are_made_as_they_are_written() -> None:
+    made: list[int] = []
+
+    def entries() -> Iterator[Entry]:
+        for index in range(1000):
+            made.append(index)
+            yield Entry(index, values=[0.5] * 20)
+
+    parts = json_parts(Entry(0, values=list_parts(entries())))
+    size = 0
+    for part in parts:
+        size += len(part)
+        assert len(made) <= 2 + size // 50
+    assert size > 50_000
+    assert b"".join(list_parts(Entry(index) for index in range(3))) == ENCODER.encode([Entry(0), Entry(1), Entry(2)])
+    assert b"".join(list_parts([])) == b"[]"
 
 
 def test_small_parts_are_put_together_and_large_ones_are_not_copied() -> None:

@@ -342,7 +342,7 @@ NAMED = [70, 71]
 def names_two(submit: Submit) -> list[list[ItemOutput]]:
     """As an engine does that reports no best tokens, but those that are named."""
     assert (submit.sampling.logprobs, submit.sampling.logprob_token_ids) == (0, tuple(NAMED))
-    rows = [TokenLogprobs(-0.5, 1, NAMED, [-1.0, -0.5])]
+    rows = [TokenLogprobs.of(-0.5, 1, NAMED, [-1.0, -0.5])]
     return [[output(0, [token], finish, logprobs=rows)] for token, finish in ((65, None), (71, LENGTH))]
 
 

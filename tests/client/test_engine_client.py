@@ -381,7 +381,7 @@ def test_logprobs_that_wait_count_too() -> None:
         orders: list[wire.ToEngine] = []
         handle = GenerationHandle(1, orders.append)
         handle.admit()
-        reported = TokenLogprobs(0.0, 1, list(range(20)), [0.0] * 20)
+        reported = TokenLogprobs.of(0.0, 1, list(range(20)), [0.0] * 20)
         handle.deliver(wire.ItemOutput(1, 0, [5], prompt_logprobs=[None, *[reported] * 1000]))
         assert orders == [wire.Stall(request=1)]
 

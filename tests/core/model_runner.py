@@ -39,7 +39,7 @@ def pooled(text: int) -> Pooled:
 
 
 def logprobs_at(position: int, token: int) -> TokenLogprobs:
-    return TokenLogprobs(-float(position), 1, [token], [-float(position)])
+    return TokenLogprobs.of(-float(position), 1, [token], [-float(position)])
 
 
 def prompt_logprobs(prompt: Sequence[int]) -> list[TokenLogprobs | None]:

@@ -154,7 +154,7 @@ def test_everything_of_an_output_arrives() -> None:
             await worker.hear(wire.Admitted)
             rig.take_orders()
             request = rig.requests["cmpl-1"]
-            logprobs = TokenLogprobs(-0.5, 1, [4], [-0.5])
+            logprobs = TokenLogprobs.of(-0.5, 1, [4], [-0.5])
             full = msgspec.structs.replace(
                 output(request, 1, 4, FinishReason.STOP),
                 logprobs=[logprobs],

@@ -80,7 +80,7 @@ def test_vectors_of_many_tokens_come_in_parts() -> None:
 
 
 def test_logprobs_of_a_long_prompt_come_in_parts() -> None:
-    entries = [None, *(TokenLogprobs(-1.0, 1, list(range(21)), [-1.0] * 21) for _ in range(2999))]
+    entries = [None, *(TokenLogprobs.of(-1.0, 1, list(range(21)), [-1.0] * 21) for _ in range(2999))]
     whole = Output(7, 0, [3], None, FinishReason.LENGTH, None, entries, 16, None)
     parts = list(translation.item_outputs(5, whole))
     assert [part.tokens for part in parts] == [[]] * (len(parts) - 1) + [[3]]

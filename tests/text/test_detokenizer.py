@@ -159,7 +159,7 @@ class TestAlignment:
     def test_logprobs_and_offsets_go_with_their_tokens(self):
         data = "😀".encode()
         item = ItemText(Bytes(["ab", data[:2], data[2:], "c"]), TextOptions())
-        rows = [TokenLogprobs(-float(n), 1, [n], [-float(n)]) for n in range(4)]
+        rows = [TokenLogprobs.of(-float(n), 1, [n], [-float(n)]) for n in range(4)]
         first = item.push([0, 1], rows[:2])
         rest = item.push([2, 3], rows[2:], LENGTH)
         assert (first.text, first.token_ids, first.logprobs, first.text_offsets) == ("ab", [0], rows[:1], [0])

@@ -37,6 +37,20 @@ def test_the_frame_is_what_the_tokenizer_adds(processor, special):
     assert special.size == len(tokenizer.encode("b").ids) - 1
 
 
+class WithoutCopies:
+    """A tokenizer of so many tokens that nobody copies them while others wait."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.encode, self.post_process = tokenizer.encode, tokenizer.post_process
+
+    def get_vocab(self):
+        raise AssertionError("copied")
+
+
+def test_the_vocabulary_is_not_copied_where_a_letter_will_do():
+    assert read_special_tokens(WithoutCopies(backend(template("[CLS] $A")))) == SpecialTokens((0,), ())
+
+
 def test_a_vocabulary_without_letters_is_asked_for_a_piece_of_its_own():
     tokenizer = backend(template("[CLS] $A [SEP]"), models.BPE({"[CLS]": 0, "[SEP]": 1, "q": 2}, []))
     assert read_special_tokens(tokenizer) == SpecialTokens((0,), (1,))

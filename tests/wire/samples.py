@@ -28,7 +28,7 @@ SAMPLING = SamplingParams(
     prompt_logprobs=0,
     repetition_detection=RepetitionDetection(max_size=4, min_size=2, min_count=3),
 )
-LOGPROBS = TokenLogprobs(-0.5, 2, [1, 2], [-0.25, -9999.0])
+LOGPROBS = TokenLogprobs.of(-0.5, 2, [1, 2], [-0.25, -9999.0])
 CARD = wire.ModelCard(
     name="tiny",
     served_names=("tiny", "žluťoučký"),

@@ -84,7 +84,7 @@ def _parts(output: Output) -> Iterator[tuple[list[TokenLogprobs | None] | None, 
     logprobs, pooled = output.prompt_logprobs, output.pooled
     if logprobs:
         most = max(
-            1, PART_BYTES // wire.LOGPROB_BYTES // (1 + max((len(entry.ids) for entry in logprobs if entry), default=0))
+            1, PART_BYTES // wire.LOGPROB_BYTES // (1 + max((entry.count for entry in logprobs if entry), default=0))
         )
         for start in range(0, len(logprobs), most):
             yield logprobs[start : start + most], None

@@ -32,7 +32,7 @@ def token_logprobs(
     for row, (ids, extra) in enumerate(zip(alternatives, extra_ids, strict=True)):
         listed = ids + list(extra)
         values = _readable(logprobs_RV[row, torch.tensor(listed, device=logits_RV.device)]) if listed else []
-        reports.append(TokenLogprobs(chosen[row], ranks[row], listed, values))
+        reports.append(TokenLogprobs.of(chosen[row], ranks[row], listed, values))
     return reports
 
 

@@ -3,9 +3,9 @@
 They are found once by a probe of the tokenizer, so that the tokens of a text can be truncated or chunked without them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
@@ -58,6 +58,10 @@ def set_special_tokens(backend: Backend, tokens: SpecialTokens) -> None:
 
 def _sample(backend: Backend) -> Encoding:
     """The encoding, without special tokens, of the first sample that has tokens; else that of an empty text."""
-    texts: Iterable[str] = chain(_SAMPLES, islice(backend.get_vocab(), _PIECES_TRIED))
-    encodings = (backend.encode(text, add_special_tokens=False) for text in texts)
+    encodings = (backend.encode(text, add_special_tokens=False) for text in _samples(backend))
     return next((encoding for encoding in encodings if encoding.ids), backend.encode("", add_special_tokens=False))
+
+
+def _samples(backend: Backend) -> Iterator[str]:
+    yield from _SAMPLES
+    yield from islice(backend.get_vocab(), _PIECES_TRIED)  # copied only where it is needed: that takes long

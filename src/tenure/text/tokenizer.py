@@ -26,6 +26,7 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._bytes: dict[int, bytes] = {}
+        self._may_cut = not has_tokens_across_spaces(vocabulary.backend.get_vocab())
         self.without_token = vocabulary.without_token
         """The ids below the vocabulary's size that have no token; empty for most tokenizers."""
         self.bos_token_id = vocabulary.bos_token_id
@@ -71,10 +72,6 @@ class Tokenizer:
                 between()
                 found[-1] += self._encode_at_once([piece])[0]
         return found
-
-    @cached_property
-    def _may_cut(self) -> bool:
-        return not has_tokens_across_spaces(self._vocabulary.backend.get_vocab())
 
     def _encode_at_once(self, texts: Sequence[str]) -> list[list[int]]:
         backend = self._vocabulary.backend

@@ -212,7 +212,7 @@ class ItemOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """An upper estimate of what its logprobs and vectors take up, in bytes."""
         size = 0 if self.pooled is None else len(self.pooled.data)
         for reported in (*(self.logprobs or ()), *(self.prompt_logprobs or ())):
-            size += LOGPROB_BYTES * (1 + len(reported.ids)) if reported is not None else 0
+            size += LOGPROB_BYTES * (1 + reported.count) if reported is not None else 0
         return size
 
 

@@ -106,5 +106,5 @@ def _size(job: Job, records: Sequence[ItemAnswer]) -> int:
     for record in records:
         size += sum(map(len, record.parts))
         for reported in (*record.logprobs, *(record.prompt_logprobs or ())):
-            size += _CHARACTERS_PER_LOGPROB * (1 + len(reported.ids)) if reported is not None else 0
+            size += _CHARACTERS_PER_LOGPROB * (1 + reported.count) if reported is not None else 0
     return size if job.report.logprobs or job.report.prompt_logprobs is not None else size // 100

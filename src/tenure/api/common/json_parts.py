@@ -33,6 +33,11 @@ def json_parts(value: Any) -> Iterator[Part]:
         yield ENCODER.encode(value)
 
 
+def list_parts(values: Iterable[Any]) -> Any:
+    """The JSON of a list whose values are made only as they are written: an iterator for a field that is a list."""
+    return _enclosed(b"[]", map(json_parts, values))
+
+
 def joined(parts: Iterable[Part]) -> list[Part]:
     """The same in fewer parts: small ones are put together."""
     found: list[Part] = []

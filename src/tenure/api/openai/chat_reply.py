@@ -6,6 +6,7 @@ from msgspec import UNSET
 
 from tenure.api.common.answer import ItemAnswer, Piece
 from tenure.api.common.job import Job
+from tenure.api.common.json_parts import list_parts
 from tenure.api.common.reply import ReplyHead, Usage
 from tenure.api.openai.chunks import ChunkWriter, finish_name, shown_prompt_logprobs, shows_something
 from tenure.api.openai.logprobs import chat_logprobs
@@ -94,7 +95,8 @@ def _chat_logprobs(
     if not job.report.logprobs or (not tokens and job.stream):
         return None
     asked = bool(job.sampling.params.logprob_token_ids)
-    return chat_logprobs(tokenizer, tokens, logprobs or (), as_ids=job.report.tokens_as_ids, itself=asked)
+    entries = chat_logprobs(tokenizer, tokens, logprobs or (), as_ids=job.report.tokens_as_ids, itself=asked)
+    return ChatLogprobs(list(entries) if job.stream else list_parts(entries))
 
 
 def _prompt(job: Job) -> dict[str, object]:

@@ -6,7 +6,7 @@ from msgspec import UNSET
 
 from tenure.api.common.answer import ItemAnswer, Piece
 from tenure.api.common.job import Job, ReportOptions
-from tenure.api.common.json_parts import ENCODER
+from tenure.api.common.json_parts import ENCODER, list_parts
 from tenure.api.common.reply import ReplyHead, Usage
 from tenure.api.openai.logprobs import prompt_logprobs
 from tenure.api.openai.response_types import (
@@ -85,9 +85,12 @@ def finish_name(record: ItemAnswer) -> FinishName:
 
 
 def shown_prompt_logprobs(job: Job, tokenizer: Tokenizer, index: int, record: ItemAnswer) -> PromptLogprobs | None:
-    """The logprobs of the prompt of choice `index`, where the request asks for them."""
+    """The logprobs of the prompt of choice `index`, for `json_parts`, where the request asks for them."""
     limit = job.report.prompt_logprobs
     if limit is None or record.prompt_logprobs is None:
         return None
     prompt, as_ids = job.prompts[index // job.n], job.report.tokens_as_ids
-    return prompt_logprobs(tokenizer, prompt, record.prompt_logprobs, as_ids=as_ids, limit=limit)
+    parts: PromptLogprobs = list_parts(
+        prompt_logprobs(tokenizer, prompt, record.prompt_logprobs, as_ids=as_ids, limit=limit)
+    )
+    return parts

@@ -1,12 +1,11 @@
 """Logprobs as the responses show them: OpenAI's chat form, the legacy completions form, vLLM's prompt form."""
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from tenure.api.openai.response_types import (
-    ChatLogprobs,
     CompletionLogprobs,
     PromptLogprob,
-    PromptLogprobs,
     TokenLogprob,
     TopLogprob,
 )
@@ -16,21 +15,19 @@ from tenure.text.detokenizer import TokenBytes, display_token
 
 def chat_logprobs(
     tokenizer: TokenBytes, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], *, as_ids: bool, itself: bool
-) -> ChatLogprobs:
-    """One entry per token, with all alternatives that were reported for it; with `itself` the token is one of them."""
+) -> Iterator[TokenLogprob]:
+    """Yield one entry per token, with all alternatives reported for it; with `itself` the token is one of them."""
 
     def entry(token: int, logprob: float) -> tuple[str, float, list[int]]:
         shown = display_token(tokenizer, token, as_ids)
         return shown.text, _finite(logprob), shown.bytes
 
-    content = []
     for token, reported in zip(tokens, logprobs, strict=True):
         pairs = list(_pairs(reported))
         if itself and token not in reported.ids:
             pairs.insert(0, (token, reported.logprob))
         top = [TopLogprob(*entry(*pair)) for pair in pairs]
-        content.append(TokenLogprob(*entry(token, reported.logprob), top))
-    return ChatLogprobs(content)
+        yield TokenLogprob(*entry(token, reported.logprob), top)
 
 
 def completion_logprobs(
@@ -69,25 +66,23 @@ def prompt_logprobs(
     *,
     as_ids: bool,
     limit: int,
-) -> PromptLogprobs:
-    """One mapping per prompt token, by token id: the token itself, then its `limit` best alternatives (-1: all)."""
-    rows: PromptLogprobs = []
+) -> Iterator[dict[str, PromptLogprob] | None]:
+    """Yield one mapping per prompt token, by token id: the token itself, then its `limit` best (-1: all)."""
     for token, reported in zip(tokens, logprobs, strict=True):
         if reported is None:
-            rows.append(None)
+            yield None
             continue
         shown = display_token(tokenizer, token, as_ids).text
         row = {str(token): PromptLogprob(_finite(reported.logprob), reported.rank, shown)}
         for rank, (other, logprob) in enumerate(_pairs(reported, limit), 1):
             text = display_token(tokenizer, other, as_ids).text
             row.setdefault(str(other), PromptLogprob(logprob, rank, text))
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _pairs(reported: TokenLogprobs, limit: int | None = None) -> Iterator[tuple[int, float]]:
-    count = len(reported.ids) if limit is None or limit < 0 else limit
-    for token, logprob in zip(reported.ids[:count], reported.logprobs[:count], strict=True):
+    pairs = zip(reported.ids, reported.logprobs, strict=True)
+    for token, logprob in islice(pairs, None if limit is None or limit < 0 else limit):
         yield token, _finite(logprob)
 
 
