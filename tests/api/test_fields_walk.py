@@ -60,6 +60,12 @@ WORDS = {
     **dict.fromkeys(("add_special_tokens", "add_generation_prompt", "continue_final_message"), False),
     "chat_template_kwargs": {},
 }
+TEMPLATED = {
+    **dict.fromkeys(("add_generation_prompt", "continue_final_message"), True),
+    "chat_template": "{{ messages }}",
+    "chat_template_kwargs": {"a": 1},
+}
+"""Of conversations alone: refused beside a text, unless they ask for nothing."""
 VECTORS = {"encoding_format": "base64", "embed_dtype": "float32", "endianness": "little"}
 PAIRS = {
     **POOLED,
@@ -111,7 +117,7 @@ SERVED: dict[str, dict[str, Any]] = {
         RERANK,
         {**PAIRS, "query": "q", "documents": ["a"], "rank_fields": ["a"], "top_n": 1, "return_documents": False},
     ),
-    "/tokenize": {**WORDS, "prompt": "hi", "return_token_strs": True, "documents": [{"text": "a"}], "model": "tiny"},
+    "/tokenize": {**WORDS, "prompt": "hi", "return_token_strs": True, "documents": [], "model": "tiny"},
     "/detokenize": {"tokens": [65], "model": "tiny"},
 }
 REFUSED: dict[str, dict[str, Any]] = {
@@ -124,13 +130,13 @@ REFUSED: dict[str, dict[str, Any]] = {
         "tool_choice": "auto",
     },
     "/v1/completions": {**NO_SAMPLING, "suffix": "a", "prompt_embeds": "a"},
-    "/v1/embeddings": {**NOT_POOLED, "messages": MESSAGES},
-    "/pooling": {**NOT_POOLED, "dimensions": 8, "data": {"a": 1}},
-    "/classify": NOT_POOLED,
+    "/v1/embeddings": {**NOT_POOLED, **TEMPLATED, "messages": MESSAGES},
+    "/pooling": {**NOT_POOLED, **TEMPLATED, "dimensions": 8, "data": {"a": 1}},
+    "/classify": {**NOT_POOLED, **TEMPLATED},
     **every(EMBED, {**NOT_POOLED, "images": ["a"], "inputs": [{"content": []}]}),
     **every(SCORE, {**NOT_POOLED, "items": ["a"], "data_1": "a", "text_2": "a"}),
     **every(RERANK, {**NOT_POOLED, "texts": ["a"]}),
-    "/tokenize": {"messages": MESSAGES},
+    "/tokenize": {**TEMPLATED, "documents": [{"text": "a"}], "tools": [TOOL], "messages": MESSAGES},
 }
 """Not served, or not beside the fields of the example."""
 IGNORED: dict[str, tuple[str, ...]] = {

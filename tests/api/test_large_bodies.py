@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from tenure.api.app import build_app, route_table
-from tenure.api.common.reading import Readers, worker
+from tenure.api.common.body_readers import BodyReaders, worker
 from tenure.config import HttpLimits
 from tests.api.generation_rig import Rig, assert_refused
 from tests.api.pooling_rig import CLASSIFIER, CROSS_ENCODER, EMBEDDER, classify, pooling_rig
@@ -71,7 +71,7 @@ def forking(rig: Rig) -> Iterator[Rig]:
     """The same server, but all bodies are read in processes of their own."""
     settings = msgspec.structs.replace(rig.context.settings, process_above=-1)
     with fork_server(worker(route_table(), rig.context.texts, settings, LIMITS)) as forks:
-        context = replace(rig.context, settings=settings, readers=Readers(forks))
+        context = replace(rig.context, settings=settings, readers=BodyReaders(forks))
         rig.app = build_app(context, rig.observer, LIMITS)
         yield rig
 
@@ -116,7 +116,7 @@ def test_the_death_of_a_process_that_reads_is_a_503() -> None:
 
     with fork_server(dies) as forks:
         settings = msgspec.structs.replace(rig.context.settings, process_above=-1)
-        rig.app = build_app(replace(rig.context, settings=settings, readers=Readers(forks)), rig.observer, LIMITS)
+        rig.app = build_app(replace(rig.context, settings=settings, readers=BodyReaders(forks)), rig.observer, LIMITS)
         reply = rig.post("/v1/completions", {"prompt": "a"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unavailable")
     assert "retry-after" in reply.headers

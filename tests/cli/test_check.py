@@ -20,7 +20,7 @@ IDLE = msgspec.structs.replace(
     permits=wire.PermitCounts(wire.PermitCount(0), wire.PermitCount(0, 8), wire.PermitCount(0, 90)),
     items=wire.ItemCounts(0, 0, 0, 0, 0),
     holders=[],
-    figures=wire.EngineFigures(),
+    figures=wire.StatsSnapshot(),
 )
 BUSY = msgspec.structs.replace(
     IDLE, blocks=wire.BlockCounts(16, 10, 4, 2, 0), slots=wire.SlotCounts(4, 3, 1), holders=LEDGER.holders
@@ -70,7 +70,7 @@ def changed(**changes: Any) -> wire.EngineLedger:
             "permits for 1 requests are held",
         ),
         (ledger(changed(items=wire.ItemCounts(0, 0, 0, 1, 0))), "there are sequences: 0 waiting"),
-        (ledger(changed(figures=wire.EngineFigures(queued_requests=1))), "there are sequences"),
+        (ledger(changed(figures=wire.StatsSnapshot(queued_requests=1))), "there are sequences"),
         (ledger(changed(holders=LEDGER.holders)), "item 7 of cmpl-1 holds 2 blocks"),
         (ledger(IDLE, changed(index=3, slots=wire.SlotCounts(4, 3, 1))), "engine 3 of tiny: no request is open"),
     ],

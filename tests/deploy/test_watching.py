@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tenure.observe.metric_table import FIGURES, Figure, Kind
+from tenure.observe.metric_table import METRICS, Kind, MetricRow
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
@@ -31,13 +31,13 @@ def questions() -> Iterator[tuple[str, str]]:
 QUESTIONS = list(questions())
 
 
-def exported(name: str) -> tuple[Figure, set[str]]:
+def exported(name: str) -> tuple[MetricRow, set[str]]:
     """The figure that a series belongs to, and the labels of the series."""
     for ending, more in (("_bucket", {"le"}), ("_sum", set()), ("_count", set())):
-        figure = FIGURES.get(name.removesuffix(ending))
+        figure = METRICS.get(name.removesuffix(ending))
         if name.endswith(ending) and figure is not None and figure.kind is Kind.HISTOGRAM:
             return figure, {*figure.labels, *more}
-    figure = FIGURES[name]
+    figure = METRICS[name]
     assert figure.kind is not Kind.HISTOGRAM, f"{name} has no series of its own"
     return figure, set(figure.labels)
 
@@ -79,7 +79,7 @@ def test_all_that_the_server_promises_can_be_seen() -> None:
         *("tenure_request_prompt_tokens", "tenure_request_output_tokens", "tenure_items_finished_total"),
         *("tenure_decode_seconds", "tenure_inference_seconds", "tenure_unmatched_messages_total"),
     }
-    assert set(FIGURES) - seen == elsewhere
+    assert set(METRICS) - seen == elsewhere
 
 
 def test_the_dashboard_can_be_imported() -> None:

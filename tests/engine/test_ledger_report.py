@@ -26,7 +26,7 @@ def snapshot(conserved: bool = True) -> EngineSnapshot:
         finish_reasons={FinishReason.LENGTH: 9},
         requests=5,
     )
-    return EngineSnapshot(scheduler, conserved, wire.EngineFigures(queued_requests=12), HOLDERS)
+    return EngineSnapshot(scheduler, conserved, wire.StatsSnapshot(queued_requests=12), HOLDERS)
 
 
 def test_every_figure_has_its_place() -> None:
@@ -47,7 +47,7 @@ def test_every_figure_has_its_place() -> None:
         steps=7,
         preemptions=6,
         unmatched_messages=108,
-        figures=wire.EngineFigures(queued_requests=12, queried_tokens=9),
+        figures=wire.StatsSnapshot(queued_requests=12, queried_tokens=9),
     )
 
 

@@ -3,17 +3,17 @@
 import pytest
 
 from tenure.outcomes import Outcome
-from tenure.wire.messages import EngineFigures
+from tenure.wire.messages import StatsSnapshot
 from tests.engine.test_loop import Cancel, Rig, added, request
 
 
-def samples(figures: EngineFigures) -> dict[str, int]:
+def samples(figures: StatsSnapshot) -> dict[str, int]:
     """How many samples each histogram of requests has."""
     names = ("queue_seconds", "prefill_seconds", "decode_seconds", "inference_seconds")
     return {name.removesuffix("_seconds"): sum(getattr(figures, name).counts) for name in names}
 
 
-def figures(rig: Rig) -> EngineFigures:
+def figures(rig: Rig) -> StatsSnapshot:
     return rig.port.snapshots[-1].figures
 
 

@@ -10,9 +10,9 @@ import anyio.lowlevel
 import msgspec
 from starlette.types import ASGIApp
 
+from tenure.api.common.body_reading import BodyReading
 from tenure.api.common.call import Call
 from tenure.api.common.context import AppContext
-from tenure.api.common.reading import Reading
 from tenure.api.dispatch import Dispatcher
 from tenure.client import GenerationFailed, ServedModels
 from tenure.config import ApiSettings, HttpLimits, KeyRing, TlsConfig
@@ -131,10 +131,10 @@ class Handlers:
                 await events.send(b"{}")
 
 
-def read_nothing(body: bytes | bytearray, reading: Reading) -> None: ...
+def read_nothing(body: bytes | bytearray, reading: BodyReading) -> None: ...
 
 
-def read_json(body: bytes | bytearray, reading: Reading) -> None:
+def read_json(body: bytes | bytearray, reading: BodyReading) -> None:
     reading.decode(body, ANYTHING)
 
 

@@ -23,7 +23,7 @@ CHAT = "/v1/chat/completions"
 PAGE = files("tenure.observe") / "metrics.md"
 SILENT = msgspec.structs.replace(LEDGER, index=1, answering=False)
 CARD = Rig().engine.card
-FIGURES = wire.EngineFigures(
+FIGURES = wire.StatsSnapshot(
     queued_requests=1,
     prompt_tokens=50,
     queried_tokens=60,

@@ -7,7 +7,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from tenure.api.common.reading import Circumstances, Readers, Reading
+from tenure.api.common.body_readers import BodyReaders
+from tenure.api.common.body_reading import BodyReading, RoutedRequest
 from tenure.config import ApiSettings, HttpLimits
 from tenure.http.intake import Body, BodyBudget
 from tenure.process.compute_threads import Workers
@@ -65,8 +66,8 @@ def test_large_bodies_wait_for_large_bodies_alone_and_are_cancelled_while_they_w
         assert release.wait(10)
 
     async def scenario() -> None:
-        readers, settings = Readers(), ApiSettings(version="0.0", thread_above=0, process_above=8192)
-        reading = Reading({}, settings, HttpLimits(), Circumstances("/x", ()), lambda: None)
+        readers, settings = BodyReaders(), ApiSettings(version="0.0", thread_above=0, process_above=8192)
+        reading = BodyReading({}, settings, HttpLimits(), RoutedRequest("/x", ()), lambda: None)
 
         async def read(work, size):
             body = Body(BodyBudget(size))

@@ -60,7 +60,7 @@ LEDGER = wire.EngineLedger(
     steps=6,
     preemptions=7,
     unmatched_messages=8,
-    figures=wire.EngineFigures(1, 2, 3, queue_seconds=wire.HistogramCounts((0.5, 1.0), (1, 2, 3), 7.5)),
+    figures=wire.StatsSnapshot(1, 2, 3, queue_seconds=wire.HistogramCounts((0.5, 1.0), (1, 2, 3), 7.5)),
 )
 
 TO_ENGINE: tuple[wire.ToEngine, ...] = (

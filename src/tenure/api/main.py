@@ -21,8 +21,8 @@ import uvicorn
 
 from tenure import __version__
 from tenure.api.app import build_app, route_table
+from tenure.api.common.body_readers import BodyReaders, worker
 from tenure.api.common.context import AppContext
-from tenure.api.common.reading import Readers, worker
 from tenure.api.operations.cancel_by_name import end_named
 from tenure.checkpoints.model_config import read_sampling_defaults
 from tenure.checkpoints.profile import read_profile
@@ -75,7 +75,7 @@ def main() -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL)
     with closing(fork_server), _tracing(config.report) as tracer:
         listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-        serve = partial(_serve, config, texts, Readers(fork_server), listeners, shared, report, tracer)
+        serve = partial(_serve, config, texts, BodyReaders(fork_server), listeners, shared, report, tracer)
         anyio.run(serve, backend_options={"use_uvloop": True})
 
 
@@ -93,7 +93,7 @@ def _tracing(config: ReportConfig) -> Iterator[Tracer | None]:
 async def _serve(
     config: ApiConfig,
     texts: dict[str, TextModel],
-    readers: Readers,
+    readers: BodyReaders,
     listeners: list[socket.socket],
     shared: SharedCounters,
     report: int,

@@ -32,7 +32,7 @@ from tenure.core.plan import Row, RowResult, StepPlan, StepResult
 from tenure.core.report import Counts, Effects, Output, SchedulerSnapshot
 from tenure.core.request import Item, Request
 from tenure.core.runs import Run, Runs
-from tenure.core.steps import Flight, StepsInFlight, holder_of
+from tenure.core.steps import PlannedRow, StepsInFlight, holder_of
 from tenure.core.stop_checker import finish_of
 from tenure.core.waiting import FairShare, Startable, WaitingQueue
 from tenure.outcomes import FinishReason, Outcome
@@ -144,28 +144,28 @@ class Scheduler:
 
     def plan(self, budget: StepBudget) -> StepPlan | None:
         """The next step, or None when nothing can be computed before a step lands or a request arrives."""
-        flights, evicted = self._fill(budget)
-        while evicted and not flights:  # what was chosen gave up its blocks: others may go on now
-            flights, evicted = self._fill(budget)
-        if not flights:
+        planned, evicted = self._fill(budget)
+        while evicted and not planned:  # what was chosen gave up its blocks: others may go on now
+            planned, evicted = self._fill(budget)
+        if not planned:
             return None
-        starts = [flight.run.start_message() for flight in flights if not flight.run.start_sent]
+        starts = [entry.run.start_message() for entry in planned if not entry.run.start_sent]
         self.counts.steps += 1
-        self._steps.launch(self.counts.steps, flights)
-        for flight in flights:
-            self._runs.note_served(flight.run)
-        return StepPlan(self.counts.steps, starts, [flight.row for flight in flights])
+        self._steps.launch(self.counts.steps, planned)
+        for entry in planned:
+            self._runs.note_served(entry.run)
+        return StepPlan(self.counts.steps, starts, [entry.row for entry in planned])
 
-    def _fill(self, budget: StepBudget) -> tuple[list[Flight], bool]:
+    def _fill(self, budget: StepBudget) -> tuple[list[PlannedRow], bool]:
         """Plan rows for one budget; returns them, and whether an item was evicted meanwhile."""
         preemptions = self.counts.preemptions
         ready = self._startable() if self.limits.paged else None
         prompts_due = ready is not None or any(run.prefilling for run in self._runs)
         remaining = RemainingBudget(budget, _PROMPT_SHARE if prompts_due else 0.0)
-        flights = self._allocate(self._choose(remaining, ready))
+        planned = self._allocate(self._choose(remaining, ready))
         remaining.open_reserve()
-        (self._start_waiting if self.limits.paged else self._start_whole)(remaining, flights)
-        return flights, self.counts.preemptions > preemptions
+        (self._start_waiting if self.limits.paged else self._start_whole)(remaining, planned)
+        return planned, self.counts.preemptions > preemptions
 
     def _choose(self, remaining: RemainingBudget, ready: Startable | None) -> list[tuple[Run, int]]:
         """What runs, and how many tokens each may advance: items that decode first, then prompts.
@@ -189,13 +189,13 @@ class Scheduler:
                 chosen.append((run, count))
         return chosen
 
-    def _allocate(self, chosen: list[tuple[Run, int]]) -> list[Flight]:
+    def _allocate(self, chosen: list[tuple[Run, int]]) -> list[PlannedRow]:
         """Find blocks for the chosen rows, oldest item first; stalled items, then younger ones, make room."""
-        flights = []
+        planned = []
         for run, count in sorted(chosen, key=lambda row: row[0].item.age):
             if run.current and self._make_room(run, run.planned + count):
-                flights.append(self._book(run, count))
-        return flights
+                planned.append(self._book(run, count))
+        return planned
 
     def _make_room(self, run: Run, length: int) -> bool:
         """Evict until the blocks for `length` tokens are available. False: not before a step or transfer has ended."""
@@ -210,15 +210,15 @@ class Scheduler:
                 return False
         return True
 
-    def _start_waiting(self, remaining: RemainingBudget, flights: list[Flight]) -> None:
-        """Add waiting items to `flights`, oldest first, up to the first that slots, blocks or budget do not allow."""
-        least = 0 if any(flight.row.count > 1 for flight in flights) else self.limits.block_size
+    def _start_waiting(self, remaining: RemainingBudget, planned: list[PlannedRow]) -> None:
+        """Add waiting items to `planned`, oldest first, up to the first that slots, blocks or budget do not allow."""
+        least = 0 if any(entry.row.count > 1 for entry in planned) else self.limits.block_size
         while (ready := self._startable()) is not None:
             count = remaining.take(ready.start, ready.item.length - ready.start, least)
             if not count:
                 break
             least = 0
-            flights.append(self._book(self._start(ready.item, ready.matched), count, reserve=ready.fresh))
+            planned.append(self._book(self._start(ready.item, ready.matched), count, reserve=ready.fresh))
 
     def _startable(self) -> Startable | None:
         """The oldest item that waits, if slots and blocks allow it to start; stalled items give up theirs for it."""
@@ -246,12 +246,12 @@ class Scheduler:
         most = item.prompt_length + item.max_tokens
         return most if item.eviction_exempt else min(item.length + 1, self.limits.capacity)
 
-    def _start_whole(self, remaining: RemainingBudget, flights: list[Flight]) -> None:
+    def _start_whole(self, remaining: RemainingBudget, planned: list[PlannedRow]) -> None:
         """The same for a model that reads each text in one piece: at least one, however long."""
         while self.ledger.available_slots and (item := self._waiting.head()) is not None:
-            if not remaining.take_all(item.length, anyway=not flights):
+            if not remaining.take_all(item.length, anyway=not planned):
                 break
-            flights.append(self._book(self._start(item, []), item.length))
+            planned.append(self._book(self._start(item, []), item.length))
 
     def _start(self, item: Item, matched: list[int]) -> Run:
         run = self._runs.start(item, matched, len(matched) * self.limits.block_size)
@@ -265,7 +265,7 @@ class Scheduler:
             item.cached = min(run.computed, item.prompt_length)
         return run
 
-    def _book(self, run: Run, count: int, reserve: int = 0) -> Flight:
+    def _book(self, run: Run, count: int, reserve: int = 0) -> PlannedRow:
         """Lease the blocks that are lacking (`reserve` at least) and note `count` more tokens as planned."""
         lease = run.lease
         lacking = self.limits.blocks_for(run.planned + count) - len(lease.blocks)
@@ -276,7 +276,7 @@ class Scheduler:
         run.sent_blocks = len(lease.blocks)
         run.planned += count
         run.pending += samples
-        return Flight(run, row)
+        return PlannedRow(run, row)
 
     # land
 
@@ -291,15 +291,15 @@ class Scheduler:
             return Effects([], [])
         outputs: list[Output] = []
         holder = holder_of(result.number)
-        for flight, row in landed:
-            self._runs.release(flight.run, holder)
-            if flight.run.current:  # else the item left, or was evicted, while the step ran
-                outputs += self._land_row(flight, row)
-        touched = dict.fromkeys(flight.run.item.request for flight, _ in landed)
+        for entry, row in landed:
+            self._runs.release(entry.run, holder)
+            if entry.run.current:  # else the item left, or was evicted, while the step ran
+                outputs += self._land_row(entry, row)
+        touched = dict.fromkeys(entry.run.item.request for entry, _ in landed)
         return Effects(outputs, self._close(touched))
 
-    def _land_row(self, flight: Flight, result: RowResult) -> list[Output]:
-        run, row = flight
+    def _land_row(self, entry: PlannedRow, result: RowResult) -> list[Output]:
+        run, row = entry
         item = run.item
         again = row.samples and not result.tokens and result.error is None
         end = row.start + row.count

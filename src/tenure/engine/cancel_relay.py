@@ -18,9 +18,9 @@ from tenure.wire.messages import CancelByName, CancelledByName, CancelledRequest
 
 @dataclass(slots=True)
 class _PendingCancel:
-    """Asked by connection `asker`. `asked`: the connections that are yet to answer, and the ids that each is to end."""
+    """A cancel from connection `requester`. `asked`: the connections that have yet to answer, and the ids for each."""
 
-    asker: int
+    requester: int
     sequence: int
     asked: dict[int, list[str]] = field(default_factory=dict)
     unreached: list[str] = field(default_factory=list)
@@ -36,10 +36,10 @@ class CancelRelay:
         self._orphans: set[str] = set()
 
     def ask(
-        self, number: int, asker: int, names: CancelByName, processes: Mapping[str, int]
+        self, number: int, requester: int, names: CancelByName, processes: Mapping[str, int]
     ) -> Mapping[int, CancelByName]:
         """Take a cancel; returns the messages to send, by connection. `processes`: their process names."""
-        pending = self._pending[number] = _PendingCancel(asker, names.sequence)
+        pending = self._pending[number] = _PendingCancel(requester, names.sequence)
         if names.labels:
             pending.asked = {process: [] for process in processes.values()}
         for request_id in names.ids:
@@ -59,7 +59,7 @@ class CancelRelay:
     def lose(self, process: int, ids: Iterable[str]) -> None:
         """A connection is gone, and its requests, which have these ids, are going to end."""
         self._orphans.update(ids)
-        self._pending = {number: q for number, q in self._pending.items() if q.asker != process}
+        self._pending = {number: q for number, q in self._pending.items() if q.requester != process}
         for pending in self._pending.values():
             pending.unreached += pending.asked.pop(process, [])
 
@@ -76,6 +76,6 @@ class CancelRelay:
                 remembered = [ended for i in pending.unreached if (ended := self._ended.get(i)) is not None]
                 requests = pending.requests + remembered
                 yield (
-                    pending.asker,
+                    pending.requester,
                     CancelledByName(sequence=pending.sequence, requests=requests, unreached=pending.unreached),
                 )

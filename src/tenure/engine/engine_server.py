@@ -272,8 +272,8 @@ class EngineServer:
 
     def _answer(self) -> None:
         """Answer the cancels by name that are done."""
-        for asker, answer in self._relay.answers():
-            self._send(self._connections.get(asker), answer)
+        for requester, answer in self._relay.answers():
+            self._send(self._connections.get(requester), answer)
 
     def _ask_holders(self, connection: _Connection, sequence: int) -> None:
         """The loop alone knows who holds what, and tells it when a step is planned: once for all who have asked."""

@@ -11,7 +11,7 @@ import msgspec
 from tenure.core.report import Output, SchedulerSnapshot
 from tenure.core.request import Request
 from tenure.outcomes import Outcome
-from tenure.wire.messages import EngineFigures, HolderRow
+from tenure.wire.messages import HolderRow, StatsSnapshot
 
 
 class Add(NamedTuple):
@@ -54,7 +54,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, gc=False):
 
     scheduler: SchedulerSnapshot
     conserved: bool
-    figures: EngineFigures = EngineFigures()
+    figures: StatsSnapshot = StatsSnapshot()
     holders: list[HolderRow] = []
 
 

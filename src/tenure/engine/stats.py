@@ -17,7 +17,7 @@ from tenure.core.plan import StepPlan
 from tenure.core.report import Output
 from tenure.core.request import Item, Request
 from tenure.outcomes import Outcome
-from tenure.wire.messages import EngineFigures, HistogramCounts
+from tenure.wire.messages import HistogramCounts, StatsSnapshot
 
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _STEP = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -129,10 +129,10 @@ class EngineStats:
                 self._observe("decode_seconds", times.last_token - times.first_token)
         return max(0.0, times.started - request.spec.arrived_at)
 
-    def snapshot(self) -> EngineFigures:
+    def snapshot(self) -> StatsSnapshot:
         """What was measured here; how many tokens were looked up in the prefix cache is the scheduler's to say."""
         histograms: dict[str, Any] = {name: histogram.snapshot() for name, histogram in self._histograms.items()}
-        return EngineFigures(
+        return StatsSnapshot(
             queued_requests=self._queued,
             prompt_tokens=self._prompt_tokens,
             sequence_prompt_tokens=self._sequence_prompt_tokens,

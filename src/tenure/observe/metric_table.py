@@ -12,7 +12,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Figure:
+class MetricRow:
     """One family of series: a row of the table. `name` is as exported, without what a histogram's series add."""
 
     name: str
@@ -27,11 +27,11 @@ class Figure:
     value of the last label. Empty for what the ledger of an engine has not."""
 
 
-def _figure(row: str) -> Figure:
+def _metric_row(row: str) -> MetricRow:
     name, kind, meaning, unit, labels, moves, path = (cell.strip().replace("`", "") for cell in row.split("|")[1:-1])
-    return Figure(name, Kind(kind), meaning, unit, tuple(labels.split(", ")), moves, path)
+    return MetricRow(name, Kind(kind), meaning, unit, tuple(labels.split(", ")), moves, path)
 
 
 _PAGE = Path(__file__).with_name("metrics.md").read_text(encoding="utf-8")
-TABLE = tuple(_figure(line) for line in _PAGE.splitlines() if line.startswith("| `"))
-FIGURES = {figure.name: figure for figure in TABLE}
+TABLE = tuple(_metric_row(line) for line in _PAGE.splitlines() if line.startswith("| `"))
+METRICS = {metric.name: metric for metric in TABLE}

@@ -19,7 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from tenure.observe.counters import CountersSnapshot, WorkStage
-from tenure.observe.metric_table import FIGURES, TABLE, Kind
+from tenure.observe.metric_table import METRICS, TABLE, Kind
 from tenure.wire.messages import EngineLedger, HistogramCounts, ModelCard
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -120,7 +120,7 @@ def _http(readings: Readings) -> dict[str, list[Sample]]:
     histograms: dict[str, list[Sample]] = {
         f"tenure_{name}": [((model,), counts) for model, counts in models.items()]
         for name, models in http.histograms.items()
-        if f"tenure_{name}" in FIGURES
+        if f"tenure_{name}" in METRICS
     }
     return {
         **histograms,

@@ -24,7 +24,7 @@ _ENDED_BY = {
 }
 
 
-class _EngineFigure(NamedTuple):
+class _EngineMetric(NamedTuple):
     name: str
     kind: Kind
     text: str
@@ -49,27 +49,27 @@ def _sources(engine: EngineLedger) -> dict[str, Value]:
 
 
 _AWAKE: dict[str, Value] = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
-_FIGURES = (
-    _EngineFigure("num_requests_running", _G, "Sequences that run.", lambda e: e.items.running + e.items.stalled),
-    _EngineFigure("num_requests_waiting", _G, "Sequences that wait.", lambda e: sum(_waiting(e).values())),
-    _EngineFigure("num_requests_waiting_by_reason", _G, "Why sequences wait.", _waiting, "reason"),
-    _EngineFigure("engine_sleep_state", _G, "An engine that answers is awake.", lambda _: _AWAKE, "sleep_state"),
-    _EngineFigure("kv_cache_usage_perc", _G, "Share of KV blocks in use, 0 to 1.", _usage),
-    _EngineFigure("prompt_tokens_total", _C, "Tokens of prompts.", lambda e: e.figures.sequence_prompt_tokens),
-    _EngineFigure("prompt_tokens_by_source_total", _C, "Where they come from.", _sources, "source"),
-    _EngineFigure("prompt_tokens_cached_total", _C, "Cached.", lambda e: e.figures.sequence_cached_tokens),
-    _EngineFigure("generation_tokens_total", _C, "Tokens sampled.", lambda e: e.tokens.sampled),
-    _EngineFigure("num_preemptions_total", _C, "Preemptions.", lambda e: e.preemptions),
-    _EngineFigure("prefix_cache_queries_total", _C, "Tokens looked up.", lambda e: e.figures.queried_tokens),
-    _EngineFigure("prefix_cache_hits_total", _C, "Tokens found.", lambda e: e.tokens.cached),
-    _EngineFigure("request_queue_time_seconds", _H, "Time in the queue.", lambda e: e.figures.queue_seconds),
-    _EngineFigure("request_prefill_time_seconds", _H, "Time in prefill.", lambda e: e.figures.prefill_seconds),
-    _EngineFigure("request_decode_time_seconds", _H, "Time in decode.", lambda e: e.figures.decode_seconds),
-    _EngineFigure("request_inference_time_seconds", _H, "Time in steps.", lambda e: e.figures.inference_seconds),
-    _EngineFigure("request_num_preemptions", _H, "Of a request.", lambda e: e.figures.request_preemptions),
-    _EngineFigure("iteration_tokens_total", _H, "Of a step, prompts whole.", lambda e: e.figures.iteration_tokens),
+_METRICS = (
+    _EngineMetric("num_requests_running", _G, "Sequences that run.", lambda e: e.items.running + e.items.stalled),
+    _EngineMetric("num_requests_waiting", _G, "Sequences that wait.", lambda e: sum(_waiting(e).values())),
+    _EngineMetric("num_requests_waiting_by_reason", _G, "Why sequences wait.", _waiting, "reason"),
+    _EngineMetric("engine_sleep_state", _G, "An engine that answers is awake.", lambda _: _AWAKE, "sleep_state"),
+    _EngineMetric("kv_cache_usage_perc", _G, "Share of KV blocks in use, 0 to 1.", _usage),
+    _EngineMetric("prompt_tokens_total", _C, "Tokens of prompts.", lambda e: e.figures.sequence_prompt_tokens),
+    _EngineMetric("prompt_tokens_by_source_total", _C, "Where they come from.", _sources, "source"),
+    _EngineMetric("prompt_tokens_cached_total", _C, "Cached.", lambda e: e.figures.sequence_cached_tokens),
+    _EngineMetric("generation_tokens_total", _C, "Tokens sampled.", lambda e: e.tokens.sampled),
+    _EngineMetric("num_preemptions_total", _C, "Preemptions.", lambda e: e.preemptions),
+    _EngineMetric("prefix_cache_queries_total", _C, "Tokens looked up.", lambda e: e.figures.queried_tokens),
+    _EngineMetric("prefix_cache_hits_total", _C, "Tokens found.", lambda e: e.tokens.cached),
+    _EngineMetric("request_queue_time_seconds", _H, "Time in the queue.", lambda e: e.figures.queue_seconds),
+    _EngineMetric("request_prefill_time_seconds", _H, "Time in prefill.", lambda e: e.figures.prefill_seconds),
+    _EngineMetric("request_decode_time_seconds", _H, "Time in decode.", lambda e: e.figures.decode_seconds),
+    _EngineMetric("request_inference_time_seconds", _H, "Time in steps.", lambda e: e.figures.inference_seconds),
+    _EngineMetric("request_num_preemptions", _H, "Of a request.", lambda e: e.figures.request_preemptions),
+    _EngineMetric("iteration_tokens_total", _H, "Of a step, prompts whole.", lambda e: e.figures.iteration_tokens),
 )
-_API_FIGURES = {
+_API_METRICS = {
     "time_to_first_token_seconds": ("time_to_first_token_seconds", "Time to the first token."),
     "inter_token_latency_seconds": ("inter_token_seconds", "Time between outputs of a sequence."),
     "e2e_request_latency_seconds": ("admitted_request_seconds", "Time from arrival to end."),
@@ -86,10 +86,10 @@ _API_FIGURES = {
 
 def vllm_families(readings: Readings) -> Iterator[Metric]:
     """Families `vllm:*` with true values."""
-    for name, kind, text, read, label in _FIGURES:
+    for name, kind, text, read, label in _METRICS:
         labels = (*_LABELS, label) if label else _LABELS
         yield family(kind, f"vllm:{name}", text, labels, engine_samples(readings, read))
-    for name, (counted, text) in _API_FIGURES.items():
+    for name, (counted, text) in _API_METRICS.items():
         models = readings.http.histograms.get(counted, {})
         measured: list[Sample] = [((model, "0"), counts) for model, counts in models.items() if model]
         yield family(_H, f"vllm:{name}", text, _LABELS, measured)

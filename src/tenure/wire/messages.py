@@ -304,7 +304,7 @@ class HistogramCounts(msgspec.Struct, frozen=True, gc=False):
     sum: float = 0.0
 
 
-class EngineFigures(msgspec.Struct, frozen=True, gc=False):
+class StatsSnapshot(msgspec.Struct, frozen=True, gc=False):
     """Measurements of the engine loop; totals since the engine started, but for `queued_requests`."""
 
     queued_requests: int = 0
@@ -348,7 +348,7 @@ class EngineLedger(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     preemptions: int = 0
     unmatched_messages: int = 0
-    figures: EngineFigures = EngineFigures()
+    figures: StatsSnapshot = StatsSnapshot()
 
 
 class HttpLedger(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from tenure.api.common.body_reading import BodyReading, SelectedModel
 from tenure.api.common.fields import Integer
 from tenure.api.common.json_parts import ENCODER, Part
 from tenure.api.common.pooling_fields import PoolingFields, Shared, check_shared
@@ -25,7 +26,6 @@ from tenure.api.common.pooling_plan import (
     longest_input,
     pooled_plan,
 )
-from tenure.api.common.reading import Reading, SelectedModel
 from tenure.api.common.reply import ReplyHead
 from tenure.api.common.vector_json import vector_base64, vector_bits, vector_numbers
 from tenure.checkpoints.profile import DOCUMENT_PROMPTS, QUERY_PROMPTS, ModelProfile
@@ -143,17 +143,19 @@ class EmbedForm(msgspec.Struct, frozen=True):
         return EmbedReply(id=head.id, embeddings=found, texts=texts, meta=meta)
 
 
-def _v2_plan(request: EmbedRequest, selected: SelectedModel, reading: Reading) -> PoolingPlan[EmbedForm]:
+def _v2_plan(request: EmbedRequest, selected: SelectedModel, reading: BodyReading) -> PoolingPlan[EmbedForm]:
     """`POST /v2/embed`."""
     return _plan(request, selected, reading, version="2")
 
 
-def _v1_plan(request: EmbedRequest, selected: SelectedModel, reading: Reading) -> PoolingPlan[EmbedForm]:
+def _v1_plan(request: EmbedRequest, selected: SelectedModel, reading: BodyReading) -> PoolingPlan[EmbedForm]:
     """`POST /v1/embed`."""
     return _plan(request, selected, reading, version="1")
 
 
-def _plan(request: EmbedRequest, selected: SelectedModel, reading: Reading, *, version: str) -> PoolingPlan[EmbedForm]:
+def _plan(
+    request: EmbedRequest, selected: SelectedModel, reading: BodyReading, *, version: str
+) -> PoolingPlan[EmbedForm]:
     model, profile = selected.text, selected.text.profile
     shared = check_shared(request, selected, reading)
     param, texts = _texts(request, reading.settings.max_inputs)

@@ -10,9 +10,10 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Send
 
+from tenure.api.common.body_reading import BodyReading, ModelWindows, RoutedRequest
 from tenure.api.common.context import AppContext
+from tenure.api.common.error_translation import translate
 from tenure.api.common.json_parts import Part, joined, json_parts
-from tenure.api.common.reading import Circumstances, Offer, Reading, translate
 from tenure.client import EngineClient, EngineTarget, GenerationHandle
 from tenure.config import HttpLimits
 from tenure.http import errors
@@ -96,7 +97,7 @@ class Call:
         def decoded() -> None:
             loop.call_soon_threadsafe(body.let_go)
 
-        reading = Reading(context.texts, context.settings, self._limits, self._circumstances(), decoded)
+        reading = BodyReading(context.texts, context.settings, self._limits, self._routed(), decoded)
         try:
             with anyio.move_on_after(self._exchange.time_left()):
                 plan, self.attached = await context.readers.read(reader, body, reading, kind)
@@ -107,12 +108,12 @@ class Call:
                 context.notices.ignored_field(name)
         raise errors.out_of_time()
 
-    def _circumstances(self) -> Circumstances:
-        offers = [
-            Offer(served.names, served.tasks, tuple(map(_window, served.engines)))
+    def _routed(self) -> RoutedRequest:
+        models = [
+            ModelWindows(served.names, served.tasks, tuple(map(_window, served.engines)))
             for served in self.context.models.models
         ]
-        return Circumstances(self.route, tuple(offers), self.options.rank, self.headers.get("x-vllm-priority"))
+        return RoutedRequest(self.route, tuple(models), self.options.rank, self.headers.get("x-vllm-priority"))
 
     def engine(self, model: str) -> EngineTarget:
         """All engines of the model that a reader chose, unless the request demands one of them."""

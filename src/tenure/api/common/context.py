@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tenure.api.common.reading import Readers
+from tenure.api.common.body_readers import BodyReaders
 from tenure.client import EndNamed, ServedModels, no_requests
 from tenure.config import ApiSettings
 from tenure.observe.counters import CountersSnapshot
@@ -45,7 +45,7 @@ class AppContext:
     """Whether the whole server, all its API processes and engines, has ever been ready."""
     draining: Callable[[], bool] = lambda: False
     notices: Notices = field(default_factory=Notices)
-    readers: Readers = field(default_factory=Readers)
+    readers: BodyReaders = field(default_factory=BodyReaders)
     process: str = "00000000"
     """The name of this API process in the ids of its requests."""
     end_named: EndNamed = no_requests

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from tenure.api.common.body_reading import BodyReading, SelectedModel
 from tenure.api.common.fields import Integer
-from tenure.api.common.reading import Reading, SelectedModel
 from tenure.api.common.sampling_rules import check_cache_salt, check_priority
 from tenure.http.errors import invalid_request
 from tenure.prompts.ranges import RANGES, check_number
@@ -50,7 +50,7 @@ class Shared:
     cache_salt: str
 
 
-def check_shared(request: PoolingFields, selected: SelectedModel, reading: Reading) -> Shared:
+def check_shared(request: PoolingFields, selected: SelectedModel, reading: BodyReading) -> Shared:
     """Raises a 400."""
     settings = reading.settings
     if request.normalize is not None:
@@ -76,6 +76,6 @@ def check_shared(request: PoolingFields, selected: SelectedModel, reading: Readi
     return Shared(
         truncation=truncation,
         activation=request.use_activation is not False,
-        priority=check_priority(numbers, reading.circumstances.priority, settings),
+        priority=check_priority(numbers, reading.routed.priority, settings),
         cache_salt=check_cache_salt(request.cache_salt),
     )

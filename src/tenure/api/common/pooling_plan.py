@@ -7,12 +7,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from tenure.api.common.body_reading import BodyReading, SelectedModel
 from tenure.api.common.call import Call
 from tenure.api.common.json_parts import Part
 from tenure.api.common.long_inputs import chunked, merged
 from tenure.api.common.pooling_fields import PoolingFields, Shared
 from tenure.api.common.pooling_job import PoolingJob, Vectors, run_pooling
-from tenure.api.common.reading import Reading, SelectedModel
 from tenure.api.common.reply import ReplyHead, fingerprint
 from tenure.checkpoints.profile import ModelProfile
 from tenure.config import ApiSettings
@@ -79,7 +79,7 @@ class PoolingHandler(Generic[RequestT]):
     decoder: msgspec.json.Decoder[RequestT]
     tasks: Callable[[RequestT], tuple[str, ...]]
     """Of which the model must do one."""
-    plan: Callable[[RequestT, SelectedModel, Reading], PoolingPlan[Any]]
+    plan: Callable[[RequestT, SelectedModel, BodyReading], PoolingPlan[Any]]
     form: type[Form]
     """Of its plans."""
 
@@ -92,7 +92,7 @@ class PoolingHandler(Generic[RequestT]):
         size += sum(map(len, call.attached))
         await call.respond_long(lambda: plan.reply(head, vectors, call.attached), size)
 
-    def read(self, body: bytes | bytearray, reading: Reading) -> PoolingPlan[Any]:
+    def read(self, body: bytes | bytearray, reading: BodyReading) -> PoolingPlan[Any]:
         request = reading.decode(body, self.decoder)
         selected = reading.choose(request.model, *self.tasks(request))
         return self.plan(request, selected, reading)

@@ -1,6 +1,7 @@
 """The conversation of a chat body: its checks, and its rendering by the model's chat template."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -9,6 +10,22 @@ from tenure.errors import CallerError
 from tenure.http.errors import invalid_request, unsupported
 from tenure.prompts.chat_messages import message_text
 from tenure.prompts.text_model import TextModel
+
+_FIELDS = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "tools",
+)
+
+
+class Conversation(Protocol):
+    """A body that may have `messages`, and some of `_FIELDS`."""
+
+    @property
+    def messages(self) -> Sequence[ChatMessage] | None: ...
 
 
 def check_conversation(request: ChatRequest) -> None:
@@ -51,6 +68,24 @@ def render(request: ChatRequest, model: TextModel, instead: str) -> str:
         )
     except CallerError as error:
         raise invalid_request(f"The conversation cannot be rendered: {error}.", "messages") from None
+
+
+def render_messages(request: Conversation, model: TextModel, instead: str, generates: bool) -> str:
+    """Return the prompt of the messages of a route that is not for chats; `generates` adds the generation prompt.
+
+    Raises a 400, as `check_conversation` and `render` do.
+    """
+    given: dict[str, Any] = {name: getattr(request, name, None) for name in ("messages", *_FIELDS)}
+    chat = ChatRequest(**{**given, "add_generation_prompt": generates})
+    check_conversation(chat)
+    return render(chat, model, instead)
+
+
+def refuse_conversation_fields(request: Conversation) -> None:
+    """Raise a 400 for a field that says how messages are rendered, where there are none."""
+    for name in _FIELDS:
+        if getattr(request, name, None):
+            raise invalid_request(f"`{name}` is for conversations; it needs `messages`.", name)
 
 
 def response_role(request: ChatRequest) -> str:

@@ -2,11 +2,10 @@
 
 from enum import StrEnum
 
+from tenure.api.common.body_reading import SelectedModel
 from tenure.api.common.pooling_fields import Shared
-from tenure.api.common.reading import SelectedModel
-from tenure.api.openai.conversation import check_conversation, render
+from tenure.api.openai.conversation import refuse_conversation_fields, render_messages
 from tenure.api.openai.embedding_types import EncodedFields, InputFields
-from tenure.api.openai.request_types import ChatRequest
 from tenure.config import ApiSettings
 from tenure.http.errors import echo, invalid_request
 from tenure.prompts.text_inputs import TextRules, TokenizedInput, tokenise_inputs
@@ -41,36 +40,22 @@ def read_inputs(
     prompt: str = "",
 ) -> list[TokenizedInput]:
     """Return the tokenized inputs of `input` or `messages`. `prompt` is put before texts. Raises a 400."""
-    if request.messages is not None:
-        return _conversation(request, selected, shared, longest)
+    if request.messages is None:
+        texts, name = split_prompts(request.input, settings.max_inputs, "input"), "input"
+        special = request.add_special_tokens is not False
+        refuse_conversation_fields(request)
+    elif request.input is not None:
+        raise invalid_request("Only one of `input` and `messages` may be given.", "messages")
+    else:
+        generates = bool(request.add_generation_prompt)
+        texts, name = [render_messages(request, selected.text, "give texts as `input`", generates)], "messages"
+        special, prompt = bool(request.add_special_tokens), ""
     rules = TextRules(
         model=selected.text,
         vocabulary_size=selected.window.vocabulary_size,
         longest=longest,
         truncation=shared.truncation,
-        add_special_tokens=request.add_special_tokens is not False,
+        add_special_tokens=special,
         prompt=prompt,
     )
-    return tokenise_inputs(split_prompts(request.input, settings.max_inputs, "input"), rules, "input")
-
-
-def _conversation(request: InputFields, selected: SelectedModel, shared: Shared, longest: int) -> list[TokenizedInput]:
-    if request.input is not None:
-        raise invalid_request("Only one of `input` and `messages` may be given.", "messages")
-    conversation = ChatRequest(
-        messages=request.messages or [],
-        add_generation_prompt=bool(request.add_generation_prompt),
-        continue_final_message=request.continue_final_message,
-        chat_template=request.chat_template,
-        chat_template_kwargs=request.chat_template_kwargs,
-    )
-    check_conversation(conversation)
-    rules = TextRules(
-        model=selected.text,
-        vocabulary_size=selected.window.vocabulary_size,
-        longest=longest,
-        truncation=shared.truncation,
-        add_special_tokens=bool(request.add_special_tokens),
-    )
-    text = render(conversation, selected.text, "give texts as `input`")
-    return tokenise_inputs([text], rules, "messages")
+    return tokenise_inputs(texts, rules, name)

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
+from tenure.api.common.body_reading import BodyReading, SelectedModel
 from tenure.api.common.json_parts import Part
 from tenure.api.common.pooling_fields import check_shared
 from tenure.api.common.pooling_job import Vectors
 from tenure.api.common.pooling_plan import PoolingPlan, check_dimensions, default_prompt, longest_input, pooled_plan
-from tenure.api.common.reading import Reading, SelectedModel
 from tenure.api.common.reply import ReplyHead, reading_usage
 from tenure.api.common.vector_json import vector_base64, vector_numbers
 from tenure.api.openai.embedding_inputs import Encoding, check_encoding, read_inputs
@@ -75,7 +75,7 @@ class ClassesForm(msgspec.Struct, frozen=True):
 
 
 def embeddings_plan(
-    request: EmbeddingRequest, selected: SelectedModel, reading: Reading
+    request: EmbeddingRequest, selected: SelectedModel, reading: BodyReading
 ) -> PoolingPlan[EmbeddingsForm]:
     """`POST /v1/embeddings`."""
     if request.messages is not None:
@@ -94,7 +94,7 @@ def embeddings_plan(
     return pooled_plan(inputs, params, selected, shared, EmbeddingsForm(encoding))
 
 
-def pooling_plan(request: PoolingRequest, selected: SelectedModel, reading: Reading) -> PoolingPlan[PooledForm]:
+def pooling_plan(request: PoolingRequest, selected: SelectedModel, reading: BodyReading) -> PoolingPlan[PooledForm]:
     """`POST /pooling`."""
     if request.dimensions is not None:
         raise invalid_request("`dimensions` is a field of /v1/embeddings, not of /pooling.", "dimensions")
@@ -117,7 +117,7 @@ def pooling_plan(request: PoolingRequest, selected: SelectedModel, reading: Read
     return pooled_plan(inputs, params, selected, shared, PooledForm(encoding))
 
 
-def classify_plan(request: ClassifyRequest, selected: SelectedModel, reading: Reading) -> PoolingPlan[ClassesForm]:
+def classify_plan(request: ClassifyRequest, selected: SelectedModel, reading: BodyReading) -> PoolingPlan[ClassesForm]:
     """`POST /classify`."""
     shared = check_shared(request, selected, reading)
     inputs = read_inputs(request, selected, reading.settings, shared, longest=selected.text_window)

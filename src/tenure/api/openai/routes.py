@@ -6,13 +6,13 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from tenure.api.common.body_reading import BodyReading
 from tenure.api.common.call import Call
 from tenure.api.common.fields import SamplingFields
 from tenure.api.common.generate import Format, run_job
 from tenure.api.common.job import Job
 from tenure.api.common.pooling_fields import PoolingFields
 from tenure.api.common.pooling_plan import PoolingHandler, embeds
-from tenure.api.common.reading import Reading
 from tenure.api.openai.chat_reply import ChatChunks, chat_body
 from tenure.api.openai.completion_reply import CompletionChunks, completion_body
 from tenure.api.openai.embedding_types import (
@@ -65,11 +65,11 @@ class GenerationHandler(Generic[RequestT]):
     async def __call__(self, call: Call) -> None:
         await run_job(call, await call.read(Job), self.form)
 
-    def read(self, body: bytes | bytearray, reading: Reading) -> Job:
+    def read(self, body: bytes | bytearray, reading: BodyReading) -> Job:
         request = reading.decode(body, self.decoder)
         reading.ignored += request.ignored()
         selected = reading.choose(request.model, "generate")
-        return self.validate(request, selected.text, selected.window, reading.settings, reading.circumstances.priority)
+        return self.validate(request, selected.text, selected.window, reading.settings, reading.routed.priority)
 
 
 _chat_completions = GenerationHandler(msgspec.json.Decoder(ChatRequest), chat_job, Format(ChatChunks, chat_body))

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
+from tenure.api.common.body_reading import BodyReading, SelectedModel
 from tenure.api.common.call import Call
 from tenure.api.common.fields import Ids
 from tenure.api.common.json_parts import joined, json_parts
-from tenure.api.common.reading import Reading, SelectedModel
-from tenure.api.openai.conversation import check_conversation, render
-from tenure.api.openai.request_types import ChatMessage, ChatRequest
+from tenure.api.openai.conversation import refuse_conversation_fields, render_messages
+from tenure.api.openai.request_types import ChatMessage
 from tenure.http.errors import invalid_request
 from tenure.process.compute_threads import stop_if_cancelled
 from tenure.prompts.ranges import check_ids
@@ -63,13 +63,13 @@ async def show_read(call: Call) -> None:
     await call.respond(200, *call.attached)
 
 
-def tokenize(body: bytes | bytearray, reading: Reading) -> None:
+def tokenize(body: bytes | bytearray, reading: BodyReading) -> None:
     """Attach the reply to a body for `/tokenize`. Raises a 400."""
     request = reading.decode(body, _TOKENIZE)
     reading.attached += joined(json_parts(_tokenized(request, reading.choose(request.model))))
 
 
-def detokenize(body: bytes | bytearray, reading: Reading) -> None:
+def detokenize(body: bytes | bytearray, reading: BodyReading) -> None:
     """Attach the reply to a body for `/detokenize`. Raises a 400."""
     request = reading.decode(body, _DETOKENIZE)
     reading.attached += joined(json_parts(_detokenized(request, reading.choose(request.model))))
@@ -80,31 +80,19 @@ def _tokenized(request: TokenizeRequest, selected: SelectedModel) -> TokenizeRep
         raise invalid_request("One of `prompt` and `messages` is required, and only one.", "prompt")
     tokenizer = selected.text.tokenizer
     if request.prompt is not None:
-        special = request.add_special_tokens is not False
-        tokens = tokenizer.encode(request.prompt, special, stop_if_cancelled)
+        refuse_conversation_fields(request)
+        text, special = request.prompt, request.add_special_tokens is not False
     else:
-        text = _conversation(request, selected)
-        tokens = tokenizer.encode(text, bool(request.add_special_tokens), stop_if_cancelled)
+        generates = request.add_generation_prompt is not False
+        text = render_messages(request, selected.text, "give the text as `prompt`", generates)
+        special = bool(request.add_special_tokens)
+    tokens = tokenizer.encode(text, special, stop_if_cancelled)
     return TokenizeReply(
         count=len(tokens),
         max_model_len=selected.window.max_model_len,
         tokens=tokens,
         token_strs=[tokenizer.token_piece(token) for token in tokens] if request.return_token_strs else None,
     )
-
-
-def _conversation(request: TokenizeRequest, selected: SelectedModel) -> str:
-    conversation = ChatRequest(
-        messages=request.messages or [],
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
-        chat_template=request.chat_template,
-        chat_template_kwargs=request.chat_template_kwargs,
-        documents=request.documents,
-        tools=request.tools,
-    )
-    check_conversation(conversation)
-    return render(conversation, selected.text, "give the text as `prompt`")
 
 
 def _detokenized(request: DetokenizeRequest, selected: SelectedModel) -> DetokenizeReply:

@@ -6,8 +6,8 @@ request is remembered. The client of an ended request gets `aborted`: 409, or an
 
 import msgspec
 
+from tenure.api.common.body_reading import BodyReading
 from tenure.api.common.call import Call
-from tenure.api.common.reading import Reading
 from tenure.api.operations.cancel_by_name import cancel
 from tenure.http.errors import invalid_request, request_not_found
 from tenure.http.intake import MAX_LABEL_CHARACTERS
@@ -52,7 +52,7 @@ async def cancel_one(call: Call) -> None:
     await call.respond_json(CancelledReply(id=found[0].id, outcome=found[0].outcome, seconds=found[0].seconds))
 
 
-def read_names(body: bytes | bytearray, reading: Reading) -> CancelRequests:
+def read_names(body: bytes | bytearray, reading: BodyReading) -> CancelRequests:
     """Which requests a body names, each once. Raises a 400."""
     names = reading.decode(body, _DECODER)
     ids, labels = list(dict.fromkeys(names.ids or ())), list(dict.fromkeys(names.labels or ()))

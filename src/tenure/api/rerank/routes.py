@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from tenure.api.common.body_reading import BodyReading, SelectedModel
 from tenure.api.common.call import Call
 from tenure.api.common.pooling_fields import check_shared
 from tenure.api.common.pooling_job import PoolingJob, Vectors, feed_pooled
 from tenure.api.common.pooling_plan import default_prompt
-from tenure.api.common.reading import Reading, SelectedModel
 from tenure.api.common.reply import reading_usage
 from tenure.api.rerank.scoring import ClassScores, PairedScores, Scores, cosine, counted_rows, max_similarity, sigmoid
 from tenure.api.rerank.texts import entry_text, listed, read_sides, shown_document
@@ -101,7 +101,7 @@ class ScoreHandler:
         )
         await call.respond_json(reply)
 
-    def read(self, body: bytes | bytearray, reading: Reading) -> ScorePlan:
+    def read(self, body: bytes | bytearray, reading: BodyReading) -> ScorePlan:
         request = reading.decode(body, _SCORE_DECODER)
         selected = reading.choose(request.model, TASK)
         return _plan(request, Pairs(*read_sides(request, reading.settings.max_inputs)), selected, reading)
@@ -132,7 +132,7 @@ class RerankHandler:
 
         await call.respond_long(reply, sum(map(len, shown)))
 
-    def read(self, body: bytes | bytearray, reading: Reading) -> ScorePlan:
+    def read(self, body: bytes | bytearray, reading: BodyReading) -> ScorePlan:
         request = reading.decode(body, _RERANK_DECODER)
         selected = reading.choose(request.model, TASK)
         if request.query is None:
@@ -153,7 +153,9 @@ class RerankHandler:
 score, rerank = ScoreHandler(), RerankHandler()
 
 
-def _plan(request: PairFields, pairs: Pairs, selected: SelectedModel, reading: Reading, top_n: int = 0) -> ScorePlan:
+def _plan(
+    request: PairFields, pairs: Pairs, selected: SelectedModel, reading: BodyReading, top_n: int = 0
+) -> ScorePlan:
     return ScorePlan(
         job=_job(request, pairs, selected, reading),
         queries=len(pairs.queries),
@@ -175,7 +177,7 @@ async def _score(call: Call, plan: ScorePlan) -> Scored:
     return Scored(values, scores.values)
 
 
-def _job(request: PairFields, pairs: Pairs, selected: SelectedModel, reading: Reading) -> PoolingJob:
+def _job(request: PairFields, pairs: Pairs, selected: SelectedModel, reading: BodyReading) -> PoolingJob:
     """What the engine is asked for. Raises a 400."""
     model, profile = selected.text, selected.text.profile
     shared = check_shared(request, selected, reading)
