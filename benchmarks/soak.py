@@ -2,7 +2,7 @@
 
 Clients of every kind use all work routes of a real server, two API processes and two engines by default: they stream,
 leave in every way, stop reading, send half bodies, duplicates and nonsense, ask for more than there is room for, set
-deadlines, cancel by id and label. All the while its own books are watched. Afterwards nothing may be held, each
+deadlines, cancel by id and label. All the while its ledger is watched. Afterwards nothing may be held, each
 request must be counted once and as its client saw it, and an ordinary request is answered as before.
 
     python -m benchmarks.soak --seconds 1200 --seed 1

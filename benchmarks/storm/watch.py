@@ -1,4 +1,4 @@
-"""Watchers of the storm: the server's own books, its processes, its log. What is wrong in passing is a fault at once.
+"""Watchers of the storm: the server's own ledger, its processes, its log. What is wrong in passing is a fault at once.
 
 At every moment, whichever process answers: every engine's ledger is conserved, no load is negative, and the figures of
 `/metrics` add up, arrivals to outcomes and what is open, and the stages of the open requests. `Watch` keeps the highest
@@ -86,7 +86,7 @@ class Watch:
                     await self.check_metrics()
             except (Cut, OSError) as error:
                 if not self._killing:
-                    self._books.fault(f"the server's own books could not be read: {error}")
+                    self._books.fault(f"the server's own ledger could not be read: {error}")
             looks += 1
             await anyio.sleep(LOOK_EVERY)
 

@@ -6,7 +6,6 @@ This module is the only one that reads the environment.
 import logging
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -233,37 +232,6 @@ def read_config(kind: type[Config], descriptor: int) -> Config:
             raise EOFError("the supervisor closed the pipe before it had sent the configuration")
         line += byte
     return msgspec.json.decode(bytes(line), type=kind)
-
-
-def cores() -> int:
-    """How many cores this process may use, by its affinity and by the quota of its control group."""
-    return max(1, min(len(os.sched_getaffinity(0)), int(cpu_quota())))
-
-
-def cpu_quota(root: Path = Path("/")) -> float:
-    """Cores' worth of processor time that Linux's control groups, version 2 or 1, allow this process; at most 65536."""
-    quotas = [65536.0]
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
-        _, controllers, group = line.split(":", 2)
-        top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        # In a container the path may be one that only the host knows; then the top is the container's own group.
-        group_folder = top / group.lstrip("/")
-        for folder in (group_folder, *group_folder.parents):
-            if folder.is_relative_to(top):
-                quotas += _quota_of(folder)
-    return min(quotas)
-
-
-def _quota_of(folder: Path) -> list[float]:
-    with suppress(OSError):
-        quota, period = (folder / "cpu.max").read_text().split()
-        return [] if quota == "max" else [int(quota) / int(period)]
-    with suppress(OSError):
-        quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return [int(quota) / int(period)] if int(quota) > 0 else []
-    return []
 
 
 def environment_with(extra: Mapping[str, str]) -> dict[str, str]:

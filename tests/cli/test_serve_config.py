@@ -12,7 +12,8 @@ from tenure import __version__
 from tenure.cli.main import app
 from tenure.cli.request_flags import RequestOptions
 from tenure.cli.serve import RecoveryOptions, ServeOptions, print_ready, serve_config
-from tenure.config import ApiConfig, ApiSettings, EngineConfig, ServeConfig, cores
+from tenure.config import ApiConfig, ApiSettings, EngineConfig, ServeConfig
+from tenure.cores import cores
 from tenure.errors import CallerError, ResourceError
 from tenure.source import SourceKind, installed_aliases
 from tests.cli.command import Command

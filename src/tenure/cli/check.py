@@ -1,4 +1,4 @@
-"""`tenure ledger --check`: does a running server keep its promises, by its own books?
+"""`tenure ledger --check`: does a running server keep its promises, by its own ledger?
 
 At every moment each resource adds up to its total; and a server without an open request holds nothing: no permit, slot
 or sequence, and every block is free or cached. Open requests are not counted by themselves: they are those that arrived

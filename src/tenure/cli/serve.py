@@ -16,7 +16,8 @@ from tenure.cli.flags import Seconds, Texts, whole
 from tenure.cli.http_flags import AccessOptions, LimitOptions
 from tenure.cli.observability_flags import ObserveOptions, report_config
 from tenure.cli.request_flags import RequestOptions
-from tenure.config import ApiConfig, ApiSettings, EngineConfig, ModelChoice, ServeConfig, cores
+from tenure.config import ApiConfig, ApiSettings, EngineConfig, ModelChoice, ServeConfig
+from tenure.cores import cores
 from tenure.errors import CallerError
 from tenure.wire.messages import ModelCard
 

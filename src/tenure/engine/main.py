@@ -17,8 +17,9 @@ from functools import partial
 
 import torch
 
-from tenure.config import EngineConfig, cores, read_config
+from tenure.config import EngineConfig, read_config
 from tenure.core.admission import GateLimits
+from tenure.cores import cores
 from tenure.engine.assembly import Engine, assemble
 from tenure.engine.engine_server import EngineServer
 from tenure.engine.io_thread import IOThread

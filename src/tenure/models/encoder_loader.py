@@ -13,7 +13,7 @@ import torch
 from tenure.checkpoints.encoder_config import EncoderConfig, EncoderHead, read_encoder_config
 from tenure.checkpoints.profile import ModelProfile
 from tenure.checkpoints.sentence_modules import DenseModule, read_modules
-from tenure.config import cores
+from tenure.cores import cores
 from tenure.layers import pooling
 from tenure.layers.after_attention import StepByStep, after_attention
 from tenure.layers.full_attention import TextShape, text_attention

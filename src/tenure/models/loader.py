@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from tenure.checkpoints.model_config import ModelConfig, RopeScaling, read_config
-from tenure.config import cores
+from tenure.cores import cores
 from tenure.errors import ResourceError
 from tenure.layers.attention import AttentionShape, attention_backend
 from tenure.layers.linear import Linear, linear_factory
