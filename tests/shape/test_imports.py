@@ -9,7 +9,18 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "tenure"
 
-VOCABULARY = {"errors", "outcomes", "sampling", "pooling", "source", "config", "request_id", "token_lists", "__init__"}
+VOCABULARY = {
+    "errors",
+    "outcomes",
+    "sampling",
+    "pooling",
+    "source",
+    "config",
+    "cores",
+    "request_id",
+    "token_lists",
+    "__init__",
+}
 ALLOWED = {
     "core": {"core", "errors", "outcomes", "sampling", "pooling", "token_lists"},
     "wire": {"wire", "errors", "outcomes", "sampling", "pooling", "token_lists"},
