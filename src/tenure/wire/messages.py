@@ -41,11 +41,12 @@ class Submit(Message, frozen=True):
     lowers `sampling.max_tokens` per prompt to what is left of both.
     """
 
-    request: int
-    public_id: str
-    """The id in the response, such as `chatcmpl-5f0c...`; made by the server."""
     prompts: TokenLists
     sampling: SamplingParams
+    request: int = 0
+    """The client's number for it."""
+    public_id: str = ""
+    """The id in the response, such as `chatcmpl-5f0c...`; made by the server."""
     n: int = 1
     label: str = ""
     """The caller's `X-Request-Id`, to be shown."""

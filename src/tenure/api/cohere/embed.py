@@ -6,6 +6,7 @@ plain list of vectors.
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from tenure.api.common.reply import ReplyHead
 from tenure.api.common.vector_json import vector_base64, vector_bits, vector_numbers
 from tenure.checkpoints.profile import DOCUMENT_PROMPTS, QUERY_PROMPTS, ModelProfile
 from tenure.http.errors import echo, invalid_request
-from tenure.http.routes import Description, work_route
+from tenure.http.routes import Description, Route, work_route
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.prompts.ranges import RANGES, check_number
 from tenure.prompts.text_inputs import TextRules, tokenise_inputs
@@ -143,16 +144,6 @@ class EmbedForm(msgspec.Struct, frozen=True):
         return EmbedReply(id=head.id, embeddings=found, texts=texts, meta=meta)
 
 
-def _v2_plan(request: EmbedRequest, selected: SelectedModel, reading: BodyReading) -> PoolingPlan[EmbedForm]:
-    """`POST /v2/embed`."""
-    return _plan(request, selected, reading, version="2")
-
-
-def _v1_plan(request: EmbedRequest, selected: SelectedModel, reading: BodyReading) -> PoolingPlan[EmbedForm]:
-    """`POST /v1/embed`."""
-    return _plan(request, selected, reading, version="1")
-
-
 def _plan(
     request: EmbedRequest, selected: SelectedModel, reading: BodyReading, *, version: str
 ) -> PoolingPlan[EmbedForm]:
@@ -259,14 +250,13 @@ def _written(vectors: Sequence[Vectors], kind: EmbeddingType) -> Any:
             return [vector_bits(vector, signed=kind is EmbeddingType.BINARY) for vector in vectors]
 
 
-_V1 = Description("Embed texts, as Cohere's first API does.", EmbedRequest, EmbedV1Reply)
-_V2 = Description("Embed texts, as Cohere's API does.", EmbedRequest, EmbedReply)
+def _route(version: str, summary: str, reply: type) -> Route:
+    plan = partial(_plan, version=version)
+    handler = PoolingHandler(msgspec.json.Decoder(EmbedRequest), embeds, plan, EmbedForm)
+    return work_route(f"/v{version}/embed", handler, "embd-", Description(summary, EmbedRequest, reply))
+
 
 ROUTES = (
-    work_route(
-        "/v1/embed", PoolingHandler(msgspec.json.Decoder(EmbedRequest), embeds, _v1_plan, EmbedForm), "embd-", _V1
-    ),
-    work_route(
-        "/v2/embed", PoolingHandler(msgspec.json.Decoder(EmbedRequest), embeds, _v2_plan, EmbedForm), "embd-", _V2
-    ),
+    _route("1", "Embed texts, as Cohere's first API does.", EmbedV1Reply),
+    _route("2", "Embed texts, as Cohere's API does.", EmbedReply),
 )

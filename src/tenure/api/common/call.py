@@ -1,6 +1,7 @@
 """The argument of every handler: one HTTP request, complete and checked, and the methods that answer it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -14,6 +15,7 @@ from tenure.api.common.body_reading import BodyReading, ModelWindows, RoutedRequ
 from tenure.api.common.context import AppContext
 from tenure.api.common.error_translation import translate
 from tenure.api.common.json_parts import Part, joined, json_parts
+from tenure.api.common.reply import ReplyHead
 from tenure.client import EngineClient, EngineTarget, GenerationHandle
 from tenure.config import HttpLimits
 from tenure.http import errors
@@ -65,6 +67,10 @@ class Call:
     def request_id(self) -> str:
         """The id of the response, made by the server."""
         return self._exchange.head.request_id
+
+    def reply_head(self) -> ReplyHead:
+        """What a reply that is made now begins with."""
+        return ReplyHead(self.request_id, int(time.time()), self.model, f"tenure-{self.context.settings.version}")
 
     @property
     def label(self) -> str:
@@ -175,7 +181,7 @@ class Call:
 
     @asynccontextmanager
     async def generation(self, target: EngineTarget, submit: Submit) -> AsyncIterator[GenerationHandle]:
-        """As `target.open(submit)`, with this request's deadlines, and followed by its journal.
+        """As `target.open(submit)`, with this request's ids and deadlines, and followed by its journal.
 
         Set `model` before. Raises ApiError when the deadline has passed already.
         """
@@ -189,8 +195,9 @@ class Call:
         left = self._exchange.time_left()
         if left is not None and left <= 0:
             raise errors.out_of_time()
+        ids = {"public_id": self.request_id, "label": self.label}
         begin = self.context.settings.queue_timeout or None
-        return msgspec.structs.replace(submit, begin_within=begin, end_within=left)
+        return msgspec.structs.replace(submit, **ids, begin_within=begin, end_within=left)
 
     @asynccontextmanager
     async def event_stream(self) -> AsyncIterator[EventStream]:

@@ -1,6 +1,5 @@
 """Runs one validated job on an engine and answers in one body or as a stream. The generation routes share it."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,7 +7,7 @@ from typing import Protocol
 from tenure.api.common.answer import Answer, ItemAnswer, Piece
 from tenure.api.common.call import Call
 from tenure.api.common.job import Job
-from tenure.api.common.reply import ReplyHead, Usage, fingerprint
+from tenure.api.common.reply import ReplyHead, Usage
 from tenure.client import EndOfGeneration, GenerationHandle
 from tenure.text.tokenizer import Tokenizer
 from tenure.wire.messages import ItemOutput
@@ -35,9 +34,8 @@ class Format:
 
 async def run_job(call: Call, job: Job, form: Format) -> None:
     """Answer `call` with what an engine makes of `job`. A refusal is raised before anything is sent."""
-    version = call.context.settings.version
-    head = ReplyHead(call.request_id, int(time.time()), job.model, fingerprint(version))
-    async with call.generation(call.engine(job.model), job.submit(head.id, call.label)) as handle:
+    head = call.reply_head()
+    async with call.generation(call.engine(job.model), job.submit()) as handle:
         if job.stream:
             await _stream(call, handle, job, head, form)
         else:

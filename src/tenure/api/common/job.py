@@ -58,16 +58,13 @@ class Job:
         """Each prompt counts once."""
         return self.prompts.total
 
-    def submit(self, public_id: str, label: str) -> Submit:
-        """The message for the engine; the client sets the request number."""
+    def submit(self) -> Submit:
+        """The message for the engine, but for the ids of the request."""
         return Submit(
-            request=0,
-            public_id=public_id,
             prompts=self.prompts,
             sampling=self.sampling.params,
             masks=self.sampling.masks,
             n=self.n,
-            label=label,
             priority=self.priority,
             cache_salt=self.cache_salt,
         )

@@ -4,7 +4,7 @@ So it is admitted, refused and cancelled whole: leaving `feed_pooled` early ends
 scope is left.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tenure.api.common.call import Call
+from tenure.api.common.pooling_fields import Shared
 from tenure.client import EndOfGeneration
 from tenure.http.errors import internal_error
 from tenure.pooling import Pooled, PoolingParams
@@ -25,64 +26,66 @@ _THREAD_ABOVE = 1 << 18
 _VECTOR_BYTES = 2048
 
 
-class PoolingJob(msgspec.Struct, frozen=True, kw_only=True):
+class PoolingJob(msgspec.Struct, frozen=True):
     """Everything that the engine needs; nothing later can find fault with it."""
 
     model: str
     """Its first served name."""
-    prompts: TokenLists
-    """Token ids with the special tokens; none is empty or too long."""
-    params: PoolingParams
-    segments: Sequence[int] = ()
-    """Per prompt, how many of its first tokens are the first text of a pair; empty when no prompt is a pair."""
-    unattended: Sequence[int] = ()
-    """Per prompt, how many of its last tokens no token attends to; empty when all are attended to."""
-    priority: int = 0
-    cache_salt: str = ""
+    submit: Submit
+    """The message for the engine, but for the ids of the request."""
 
-    def submit(self, public_id: str, label: str) -> Submit:
-        """The message for the engine; the client sets the request number."""
-        return Submit(
-            request=0,
-            public_id=public_id,
-            prompts=self.prompts,
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        prompts: Iterable[Sequence[int]],
+        params: PoolingParams,
+        shared: Shared,
+        *,
+        segments: Sequence[int] = (),
+        unattended: Sequence[int] = (),
+    ) -> "PoolingJob":
+        """`prompts` have their special tokens; none is empty or too long. The others are as in `Submit`."""
+        submit = Submit(
+            prompts=TokenLists.of(prompts),
             sampling=SamplingParams(max_tokens=0),
-            label=label,
-            priority=self.priority,
-            cache_salt=self.cache_salt,
-            pooling=self.params,
-            segments=list(self.segments),
-            unattended=list(self.unattended),
+            priority=shared.priority,
+            cache_salt=shared.cache_salt,
+            pooling=params,
+            segments=list(segments),
+            unattended=list(unattended),
         )
+        return cls(model, submit)
 
 
-async def run_pooling(call: Call, job: PoolingJob, public_id: str) -> list[Vectors]:
+async def run_pooling(call: Call, job: PoolingJob) -> list[Vectors]:
     """Return what the engine makes of each prompt, in order. Raises as `feed_pooled`."""
     found: dict[int, Vectors] = {}
-    await feed_pooled(call, job, public_id, found.__setitem__)
-    return [found[index] for index in range(len(job.prompts))]
+    await feed_pooled(call, job, found.__setitem__)
+    return [found[index] for index in range(len(job.submit.prompts))]
 
 
-async def feed_pooled(call: Call, job: PoolingJob, public_id: str, take: Callable[[int, Vectors], None]) -> None:
+async def feed_pooled(call: Call, job: PoolingJob, take: Callable[[int, Vectors], None]) -> None:
     """Give `take` what the engine makes of each prompt, by its number, as soon as it comes and in any order.
 
     Vectors are (width,), or (tokens, width) where the task asks for that. All numbers are finite: what is not is a 500.
     `take` may be called in another thread, one call at a time. Raises what the engine client raises for a refusal or
     an end.
     """
-    missing = len(job.prompts)
+    missing = len(job.submit.prompts)
     parts: dict[int, list[Vectors]] = {}
+    every_token = job.submit.pooling is not None and job.submit.pooling.task.every_token
 
     def take_all(outputs: Sequence[ItemOutput]) -> None:
         for output in outputs:
             assert output.pooled is not None
             rows = parts.setdefault(output.index, [])
-            rows.append(_vectors(output.pooled, job))
+            rows.append(_vectors(output.pooled, every_token))
             if output.finish_reason is not None:
                 del parts[output.index]
                 take(output.index, np.concatenate(rows) if len(rows) > 1 else rows[0])
 
-    async with call.generation(call.engine(job.model), job.submit(public_id, call.label)) as handle:
+    async with call.generation(call.engine(job.model), job.submit) as handle:
         try:
             while True:
                 outputs = await handle.receive()
@@ -95,10 +98,8 @@ async def feed_pooled(call: Call, job: PoolingJob, public_id: str, take: Callabl
         raise RuntimeError(f"the engine ended a pooling request with {missing} items unanswered")
 
 
-def _vectors(pooled: Pooled, job: PoolingJob) -> Vectors:
+def _vectors(pooled: Pooled, every_token: bool) -> Vectors:
     numbers: Vectors = np.frombuffer(pooled.data, dtype="<f4").astype(np.float32, copy=False)
     if not np.isfinite(numbers).all():
         raise internal_error("The model gave a number that is not finite (NaN or infinity).")
-    if not job.params.task.every_token:
-        return numbers
-    return numbers.reshape(pooled.rows, -1)
+    return numbers.reshape(pooled.rows, -1) if every_token else numbers

@@ -1,6 +1,5 @@
 """A request for vectors: the job for the engine, the writer of the reply, and the rules that API families share."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -13,14 +12,13 @@ from tenure.api.common.json_parts import Part
 from tenure.api.common.long_inputs import chunked, merged
 from tenure.api.common.pooling_fields import PoolingFields, Shared
 from tenure.api.common.pooling_job import PoolingJob, Vectors, run_pooling
-from tenure.api.common.reply import ReplyHead, fingerprint
+from tenure.api.common.reply import ReplyHead
 from tenure.checkpoints.profile import ModelProfile
 from tenure.config import ApiSettings
 from tenure.http.errors import invalid_request
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.prompts.ranges import RANGES, check_number
 from tenure.prompts.text_inputs import TokenizedInput
-from tenure.token_lists import TokenLists
 
 
 class Form(Protocol):
@@ -46,7 +44,7 @@ class PoolingPlan(msgspec.Struct, Generic[FormT], frozen=True):
     def reply(self, head: ReplyHead, vectors: Sequence[Vectors], attached: Sequence[Part]) -> object:
         """The reply to what the engine made of the job's prompts, for `json_parts`."""
         whole = merged(vectors, self.weights, normalize=self.normalize)
-        return self.form.reply(head, whole, self.job.prompts.total, attached)
+        return self.form.reply(head, whole, self.job.submit.prompts.total, attached)
 
 
 def pooled_plan(
@@ -59,13 +57,7 @@ def pooled_plan(
 ) -> PoolingPlan[FormT]:
     """Have inputs of any length read, in chunks where they need to."""
     chunks = chunked(inputs, selected.text_window, param)
-    job = PoolingJob(
-        model=selected.text.name,
-        prompts=TokenLists.of(chunks.prompts),
-        params=params,
-        priority=shared.priority,
-        cache_salt=shared.cache_salt,
-    )
+    job = PoolingJob.of(selected.text.name, chunks.prompts, params, shared)
     return PoolingPlan(job, chunks.weights, selected.text.profile.normalize and params.activation, form)
 
 
@@ -85,9 +77,8 @@ class PoolingHandler(Generic[RequestT]):
 
     async def __call__(self, call: Call) -> None:
         plan = await call.read(PoolingPlan[self.form])  # type: ignore[name-defined]
-        version = call.context.settings.version
-        head = ReplyHead(call.request_id, int(time.time()), plan.job.model, fingerprint(version))
-        vectors = await run_pooling(call, plan.job, head.id)
+        head = call.reply_head()
+        vectors = await run_pooling(call, plan.job)
         size = sum(vector.size for vector in vectors)  # to write a number takes less than to read a character
         size += sum(map(len, call.attached))
         await call.respond_long(lambda: plan.reply(head, vectors, call.attached), size)

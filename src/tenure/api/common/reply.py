@@ -36,11 +36,7 @@ class ReplyHead:
     created: int
     model: str
     fingerprint: str
-
-
-def fingerprint(version: str) -> str:
-    """The `system_fingerprint` of replies; it changes with the server's version."""
-    return f"tenure-{version}"
+    """The `system_fingerprint`: it changes with the server's version."""
 
 
 def reading_usage(tokens: int) -> Usage:

@@ -5,7 +5,6 @@ cancelled together. Vectors of queries are kept by the handler until it has scor
 """
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +39,6 @@ from tenure.http.routes import Description, Route, work_route
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.prompts.ranges import RANGES, check_number
 from tenure.prompts.score_prompts import PairRules, Prompts, pair_prompts, single_prompts, written_prompts
-from tenure.token_lists import TokenLists
 
 TASK = "score"
 _META_PATH = "/v2/rerank"
@@ -92,12 +90,13 @@ class ScoreHandler:
     async def __call__(self, call: Call) -> None:
         plan = await call.read(ScorePlan)
         scored = await _score(call, plan)
+        head = call.reply_head()
         reply = ScoreReply(
-            id=call.request_id,
-            created=int(time.time()),
-            model=plan.job.model,
+            id=head.id,
+            created=head.created,
+            model=head.model,
             data=[ScoreEntry(index=index, score=value) for index, value in enumerate(scored.scores)],
-            usage=reading_usage(plan.job.prompts.total),
+            usage=reading_usage(plan.job.submit.prompts.total),
         )
         await call.respond_json(reply)
 
@@ -115,7 +114,7 @@ class RerankHandler:
         plan = await call.read(ScorePlan)
         scored = await _score(call, plan)
         best = sorted(range(plan.documents), key=lambda index: (-scored.ranks[index], index))[: plan.top_n]
-        tokens, shown = plan.job.prompts.total, call.attached
+        tokens, shown = plan.job.submit.prompts.total, call.attached
 
         def reply() -> RerankReply:
             documents: list[Any] = [iter([shown[index]]) if shown else UNSET for index in best]
@@ -168,7 +167,7 @@ def _plan(
 async def _score(call: Call, plan: ScorePlan) -> Scored:
     profile = call.context.texts[plan.job.model].profile
     scores = _scores(profile, plan)
-    await feed_pooled(call, plan.job, call.request_id, _taker(scores, profile, plan))
+    await feed_pooled(call, plan.job, _taker(scores, profile, plan))
     if not all(map(math.isfinite, scores.values)):
         raise internal_error("A score is not finite (NaN or infinity).")
     values = scores.values
@@ -194,19 +193,12 @@ def _job(request: PairFields, pairs: Pairs, selected: SelectedModel, reading: Bo
         template_kwargs=request.chat_template_kwargs or {},
     )
     prompts = _prompts(profile, pairs, rules)
-    return PoolingJob(
-        model=model.name,
-        prompts=TokenLists.of(prompts.ids),
-        segments=prompts.segments,
-        unattended=prompts.unattended,
-        # Logits of classes, not probabilities: in float32 the sigmoid of everything above 17 is 1.
-        params=PoolingParams(
-            task=_POOLED[_scoring(profile)],
-            activation=shared.activation and _scoring(profile) is not Scoring.CROSS_ENCODER,
-        ),
-        priority=shared.priority,
-        cache_salt=shared.cache_salt,
-    )
+    scoring = _scoring(profile)
+    # Logits of classes, not probabilities: in float32 the sigmoid of everything above 17 is 1.
+    activation = shared.activation and scoring is not Scoring.CROSS_ENCODER
+    params = PoolingParams(task=_POOLED[scoring], activation=activation)
+    segments, unattended = prompts.segments, prompts.unattended
+    return PoolingJob.of(model.name, prompts.ids, params, shared, segments=segments, unattended=unattended)
 
 
 def _prompts(profile: ModelProfile, pairs: Pairs, rules: PairRules) -> Prompts:
@@ -245,7 +237,7 @@ def _taker(scores: Scores, profile: ModelProfile, plan: ScorePlan) -> Callable[[
 
     def take(index: int, vectors: Vectors) -> None:
         counted = late.counted_in_query if index < plan.queries else late.counted_in_document
-        scores.take(index, counted_rows(vectors, plan.job.prompts[index], counted))
+        scores.take(index, counted_rows(vectors, plan.job.submit.prompts[index], counted))
 
     return take
 
