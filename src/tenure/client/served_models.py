@@ -137,33 +137,26 @@ class ServedModels:
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self.models = tuple(models)
-        self._by_name = {name: served for served in self.models for name in served.names}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All served names."""
-        return tuple(self._by_name)
+        self._engines = [engine for served in self.models for engine in served.engines]
 
     @property
     def ready(self) -> bool:
         return all(served.ready for served in self.models)
 
     def __getitem__(self, name: str) -> ServedModel:
-        """The model with this name. Raises KeyError."""
-        return self._by_name[name]
+        """The model with this name. Raises ModelNotFound."""
+        return find_model(self.models, name)
 
     async def run(self) -> None:
         """Keep the connections to all engines up until cancelled."""
         async with anyio.create_task_group() as group:
-            for served in self.models:
-                for engine in served.engines:
-                    group.start_soon(engine.run)
+            for engine in self._engines:
+                group.start_soon(engine.run)
 
     async def wait_ready(self) -> None:
         """Wait until every engine has become ready."""
-        for served in self.models:
-            for engine in served.engines:
-                await engine.wait_ready()
+        for engine in self._engines:
+            await engine.wait_ready()
 
     async def cancel_by_name(self, names: CancelByName) -> list[CancelledRequest] | None:
         """Have other API processes end requests, by way of one engine; returns those that are known.
@@ -173,7 +166,7 @@ class ServedModels:
         """
         found: list[CancelledRequest] = []
         sure = True
-        for engine in (engine for served in self.models for engine in served.engines):
+        for engine in self._engines:
             answer = await engine.cancel_by_name(names)
             if answer is None:
                 sure = False

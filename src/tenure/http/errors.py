@@ -202,14 +202,6 @@ def out_of_time() -> ApiError:
     return deadline_exceeded("The request took longer than it may.")
 
 
-def aborted(message: str) -> ApiError:
-    return ApiError(409, "aborted", message, type="ConflictError", outcome=Outcome.ABORTED)
-
-
-def kv_lost(message: str) -> ApiError:
-    return ApiError(500, "kv_lost", message, type="InternalServerError", outcome=Outcome.KV_LOST)
-
-
 def internal_error(message: str = "The server failed to handle this request.") -> ApiError:
     return ApiError(500, "internal_error", message, type="InternalServerError", outcome=Outcome.ENGINE_ERROR)
 
@@ -237,9 +229,10 @@ def from_outcome(
         case Outcome.DEADLINE:
             return deadline_exceeded(message)
         case Outcome.ABORTED | Outcome.CLIENT_CANCELLED:
-            return aborted(message or "The request was ended by its id or label.")
+            why = message or "The request was ended by its id or label."
+            return ApiError(409, "aborted", why, type="ConflictError", outcome=Outcome.ABORTED)
         case Outcome.KV_LOST:
-            return kv_lost(message)
+            return ApiError(500, "kv_lost", message, type="InternalServerError", outcome=outcome)
         case Outcome.STALLED:
             return client_stalled()
         case _:

@@ -36,10 +36,6 @@ class ModelWindows(msgspec.Struct, frozen=True):
     tasks: tuple[str, ...]
     windows: tuple[Window | None, ...]
 
-    @property
-    def name(self) -> str:
-        return self.names[0]
-
 
 class RoutedRequest(msgspec.Struct, frozen=True):
     """What the plan depends on besides the body."""
@@ -88,7 +84,7 @@ class BodyReading:
         Raises ModelNotFound, ModelNotSupported, a 400 for an engine that is not there, and a 503 for one not ready.
         """
         model = find_model(self.routed.models, name or None, *tasks)
-        self.model = model.name
+        self.model = model.names[0]
         windows, rank = model.windows, self.routed.rank
         if rank is not None:
             if not 0 <= rank < len(windows):
@@ -97,5 +93,5 @@ class BodyReading:
             windows = windows[rank : rank + 1]
         for window in windows:
             if window is not None:
-                return SelectedModel(self._texts[model.name], window)
-        raise engine_unavailable(f"The model {model.name} is not ready; try again shortly.")
+                return SelectedModel(self._texts[self.model], window)
+        raise engine_unavailable(f"The model {self.model} is not ready; try again shortly.")

@@ -1,7 +1,7 @@
 """Reply types that all API families share."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -37,6 +37,10 @@ class ReplyHead:
     model: str
     fingerprint: str
     """The `system_fingerprint`: it changes with the server's version."""
+
+    def fields(self) -> dict[str, Any]:
+        """The fields with which every reply begins."""
+        return {"id": self.id, "created": self.created, "model": self.model}
 
 
 def reading_usage(tokens: int) -> Usage:

@@ -66,9 +66,7 @@ def chat_body(
 ) -> ChatCompletion:
     """The whole response; `records` are the choices in order."""
     return ChatCompletion(
-        id=head.id,
-        created=head.created,
-        model=head.model,
+        **head.fields(),
         choices=[_choice(job, tokenizer, index, record) for index, record in enumerate(records)],
         system_fingerprint=head.fingerprint,
         usage=usage,

@@ -59,9 +59,7 @@ class ChunkWriter:
         head = self._head
         return ENCODER.encode(
             self._kind(
-                id=head.id,
-                created=head.created,
-                model=head.model,
+                **head.fields(),
                 choices=choices,
                 usage=self._usage() if usage else UNSET,
                 system_fingerprint=head.fingerprint if last else UNSET,

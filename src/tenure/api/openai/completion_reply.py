@@ -84,9 +84,7 @@ def completion_body(
 ) -> Completion:
     """The whole response; `records` are numbered prompt * n + choice."""
     return Completion(
-        id=head.id,
-        created=head.created,
-        model=head.model,
+        **head.fields(),
         choices=[_choice(job, tokenizer, index, record) for index, record in enumerate(records)],
         system_fingerprint=head.fingerprint,
         usage=usage,

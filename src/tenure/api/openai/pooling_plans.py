@@ -3,7 +3,7 @@
 Pure; takes time in proportion to the body.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -39,10 +39,9 @@ class EmbeddingsForm(msgspec.Struct, frozen=True):
     encoding: Encoding
 
     def reply(self, head: ReplyHead, vectors: Sequence[Vectors], tokens: int, _: Sequence[Part]) -> object:
-        encoded: list[Any] = [_encoded(vector, self.encoding) for vector in vectors]
-        data = [EmbeddingData(index=index, embedding=vector) for index, vector in enumerate(encoded)]
-        usage = reading_usage(tokens)
-        return Embeddings(id=head.id, created=head.created, model=head.model, data=data, usage=usage)
+        encoded = enumerate(_encoded(vectors, self.encoding))
+        data = [EmbeddingData(index=index, embedding=one) for index, one in encoded]
+        return Embeddings(data=data, **_head(head, tokens))
 
 
 class PooledForm(msgspec.Struct, frozen=True):
@@ -51,10 +50,8 @@ class PooledForm(msgspec.Struct, frozen=True):
     encoding: Encoding
 
     def reply(self, head: ReplyHead, vectors: Sequence[Vectors], tokens: int, _: Sequence[Part]) -> object:
-        encoded: list[Any] = [_encoded(vector, self.encoding) for vector in vectors]
-        data = [PooledData(index=index, data=vector) for index, vector in enumerate(encoded)]
-        usage = reading_usage(tokens)
-        return PooledReply(id=head.id, created=head.created, model=head.model, data=data, usage=usage)
+        encoded = enumerate(_encoded(vectors, self.encoding))
+        return PooledReply(data=[PooledData(index=index, data=one) for index, one in encoded], **_head(head, tokens))
 
 
 class ClassesForm(msgspec.Struct, frozen=True):
@@ -64,8 +61,7 @@ class ClassesForm(msgspec.Struct, frozen=True):
 
     def reply(self, head: ReplyHead, vectors: Sequence[Vectors], tokens: int, _: Sequence[Part]) -> object:
         data = [self._classes(index, vector) for index, vector in enumerate(vectors)]
-        usage = reading_usage(tokens)
-        return Classification(id=head.id, created=head.created, model=head.model, data=data, usage=usage)
+        return Classification(data=data, **_head(head, tokens))
 
     def _classes(self, index: int, vector: Vectors) -> ClassData:
         best = int(vector.argmax())
@@ -151,6 +147,11 @@ def _prompt(request: EncodedFields, profile: ModelProfile) -> str:
     return profile.prompts[request.prompt_name]
 
 
-def _encoded(vectors: Vectors, encoding: Encoding) -> Any:
-    """In the type of the reply's field, or encoded already."""
-    return vector_base64(vectors) if encoding is Encoding.BASE64 else vector_numbers(vectors)
+def _encoded(vectors: Sequence[Vectors], encoding: Encoding) -> Iterator[Any]:
+    """Each in the type of the reply's field, or encoded already."""
+    return map(vector_base64 if encoding is Encoding.BASE64 else vector_numbers, vectors)
+
+
+def _head(head: ReplyHead, tokens: int) -> dict[str, Any]:
+    """The fields of a `ListReply`."""
+    return {**head.fields(), "usage": reading_usage(tokens)}

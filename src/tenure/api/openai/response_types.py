@@ -15,17 +15,14 @@ FinishName = Literal["stop", "length", "repetition", "tool_calls", "abort"]
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenLogprob(msgspec.Struct, frozen=True):
     """`bytes` are the token's exact bytes, also where it holds part of a character."""
 
     token: str
     logprob: float
     bytes: list[int]
+
+
+class TokenLogprob(TopLogprob, frozen=True):
     top_logprobs: list[TopLogprob]
 
 

@@ -13,6 +13,7 @@ import anyio
 from tenure.api.common.context import AppContext
 from tenure.http import errors
 from tenure.http.exchange import Exchange
+from tenure.outcomes import Outcome
 from tenure.process.ended_requests import EndedRequests
 from tenure.request_id import process_of
 from tenure.wire.messages import CancelByName, CancelledRequest
@@ -26,7 +27,7 @@ async def end_named(exchanges: Iterable[Exchange], ended: EndedRequests, names: 
     named = [exchange for exchange in exchanges if exchange.work and _is_named(exchange, ids, labels, names.owner)]
     for exchange in named:
         if not exchange.decided:
-            exchange.fail(errors.aborted("The request was ended by its id or label."))
+            exchange.fail(errors.from_outcome(Outcome.ABORTED, ""))
             exchange.scope.cancel()
     for exchange in named:
         await exchange.ended.wait()

@@ -18,7 +18,7 @@ from tenure.api.operations.cancel_routes import (
 )
 from tenure.api.operations.docs_page import PAGE
 from tenure.client import ServedModel
-from tenure.http.errors import engine_unavailable, model_not_found
+from tenure.http.errors import engine_unavailable
 from tenure.http.routes import Description, Handler, Route
 from tenure.observe.metrics import CONTENT_TYPE, Readings, metrics_text, tenure_families
 from tenure.observe.vllm_metrics import vllm_families
@@ -84,12 +84,8 @@ async def list_models(call: Call) -> None:
 
 
 async def show_model(call: Call) -> None:
-    name, models = call.path_params["model"], call.context.models
-    for served in models.models:
-        if name in served.names:
-            await call.respond_json(_entry(call.context, served, name))
-            return
-    raise model_not_found(name, models.names)
+    name = call.path_params["model"]
+    await call.respond_json(_entry(call.context, call.context.models[name], name))
 
 
 async def health(call: Call) -> None:

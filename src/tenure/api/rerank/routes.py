@@ -90,15 +90,9 @@ class ScoreHandler:
     async def __call__(self, call: Call) -> None:
         plan = await call.read(ScorePlan)
         scored = await _score(call, plan)
-        head = call.reply_head()
-        reply = ScoreReply(
-            id=head.id,
-            created=head.created,
-            model=head.model,
-            data=[ScoreEntry(index=index, score=value) for index, value in enumerate(scored.scores)],
-            usage=reading_usage(plan.job.submit.prompts.total),
-        )
-        await call.respond_json(reply)
+        data = [ScoreEntry(index=index, score=value) for index, value in enumerate(scored.scores)]
+        usage = reading_usage(plan.job.submit.prompts.total)
+        await call.respond_json(ScoreReply(data=data, usage=usage, **call.reply_head().fields()))
 
     def read(self, body: bytes | bytearray, reading: BodyReading) -> ScorePlan:
         request = reading.decode(body, _SCORE_DECODER)
@@ -152,18 +146,6 @@ class RerankHandler:
 score, rerank = ScoreHandler(), RerankHandler()
 
 
-def _plan(
-    request: PairFields, pairs: Pairs, selected: SelectedModel, reading: BodyReading, top_n: int = 0
-) -> ScorePlan:
-    return ScorePlan(
-        job=_job(request, pairs, selected, reading),
-        queries=len(pairs.queries),
-        documents=len(pairs.documents),
-        activation=request.use_activation is not False,
-        top_n=top_n,
-    )
-
-
 async def _score(call: Call, plan: ScorePlan) -> Scored:
     profile = call.context.texts[plan.job.model].profile
     scores = _scores(profile, plan)
@@ -176,8 +158,10 @@ async def _score(call: Call, plan: ScorePlan) -> Scored:
     return Scored(values, scores.values)
 
 
-def _job(request: PairFields, pairs: Pairs, selected: SelectedModel, reading: BodyReading) -> PoolingJob:
-    """What the engine is asked for. Raises a 400."""
+def _plan(
+    request: PairFields, pairs: Pairs, selected: SelectedModel, reading: BodyReading, top_n: int = 0
+) -> ScorePlan:
+    """Raises a 400."""
     model, profile = selected.text, selected.text.profile
     shared = check_shared(request, selected, reading)
     rules = PairRules(
@@ -198,7 +182,13 @@ def _job(request: PairFields, pairs: Pairs, selected: SelectedModel, reading: Bo
     activation = shared.activation and scoring is not Scoring.CROSS_ENCODER
     params = PoolingParams(task=_POOLED[scoring], activation=activation)
     segments, unattended = prompts.segments, prompts.unattended
-    return PoolingJob.of(model.name, prompts.ids, params, shared, segments=segments, unattended=unattended)
+    return ScorePlan(
+        job=PoolingJob.of(model.name, prompts.ids, params, shared, segments=segments, unattended=unattended),
+        queries=len(pairs.queries),
+        documents=len(pairs.documents),
+        activation=shared.activation,
+        top_n=top_n,
+    )
 
 
 def _prompts(profile: ModelProfile, pairs: Pairs, rules: PairRules) -> Prompts:
