@@ -114,8 +114,7 @@ SERVED: dict[str, dict[str, Any]] = {
     ),
     **every(SCORE, {**PAIRS, "queries": "q", "documents": ["a", "b"]}),
     **every(
-        RERANK,
-        {**PAIRS, "query": "q", "documents": ["a"], "rank_fields": ["a"], "top_n": 1, "return_documents": False},
+        RERANK, {**PAIRS, "query": "q", "documents": ["a"], "rank_fields": ["a"], "top_n": 1, "return_documents": False}
     ),
     "/tokenize": {**WORDS, "prompt": "hi", "return_token_strs": True, "documents": [], "model": "tiny"},
     "/detokenize": {"tokens": [65], "model": "tiny"},

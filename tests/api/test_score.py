@@ -75,8 +75,7 @@ def test_the_reply(path):
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")],
+    ("first", "second"), [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")]
 )
 @pytest.mark.parametrize(
     ("left", "right", "read"),

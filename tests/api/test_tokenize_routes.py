@@ -31,11 +31,7 @@ def test_an_empty_text_is_a_text():
 
 @pytest.mark.parametrize(
     ("fields", "text"),
-    [
-        ({}, "user:a;>"),
-        ({"add_generation_prompt": True}, "user:a;>"),
-        ({"add_generation_prompt": False}, "user:a;"),
-    ],
+    [({}, "user:a;>"), ({"add_generation_prompt": True}, "user:a;>"), ({"add_generation_prompt": False}, "user:a;")],
 )
 def test_a_conversation(rig, fields, text):
     body = rig.post("/tokenize", {"messages": [{"role": "user", "content": "a"}], **fields}).json()

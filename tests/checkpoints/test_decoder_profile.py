@@ -74,10 +74,7 @@ def test_what_comes_after_the_pooling_is_optional(tmp_path: Path) -> None:
     [
         ([TRANSFORMER, POOLING], {"pooling_mode_mean_tokens": True}),
         ([TRANSFORMER, POOLING], {"pooling_mode_cls_token": True}),
-        (
-            [TRANSFORMER, POOLING, {"type": "models.Dense", "path": "2_Dense"}],
-            LAST_TOKEN,
-        ),
+        ([TRANSFORMER, POOLING, {"type": "models.Dense", "path": "2_Dense"}], LAST_TOKEN),
     ],
 )
 def test_other_ways_of_pooling_are_refused_with_the_reason(

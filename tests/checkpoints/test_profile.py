@@ -290,11 +290,7 @@ def test_the_token_that_lengthens_queries(files: dict[str, Any], model_type: str
         ({"query_expansion": {"strategy": "fixed"}}, ResourceError, "query_expansion has no length"),
         ({"query_expansion": {"strategy": "fixed", "length": 0}}, ResourceError, "a length of 0 makes no sense"),
         ({"query_expansion": {"strategy": "fixed", "length": 513}}, CallerError, "to 513 tokens.*reads 512"),
-        (
-            {"query_expansion": {"strategy": "min", "length": 8}, "query_length": 7},
-            ResourceError,
-            "of 7 is less than",
-        ),
+        ({"query_expansion": {"strategy": "min", "length": 8}, "query_length": 7}, ResourceError, "of 7 is less than"),
         ({"query_expansion": {"strategy": "min", "length": 8, "token": "b"}}, ResourceError, "'b', which is no token"),
         ({"query_expansion": 7}, ResourceError, "late interaction makes no sense"),
     ],

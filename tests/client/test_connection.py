@@ -155,9 +155,7 @@ def test_words_about_unknown_requests_change_nothing(stray: msgspec.Struct) -> N
 
 
 @pytest.mark.parametrize(
-    "early",
-    [output(0, 1), wire.Ended(request=0, outcome=Outcome.ABORTED)],
-    ids=lambda message: type(message).__name__,
+    "early", [output(0, 1), wire.Ended(request=0, outcome=Outcome.ABORTED)], ids=lambda message: type(message).__name__
 )
 def test_words_that_come_before_the_answer_are_ignored(early: msgspec.Struct) -> None:
     async def scenario() -> None:

@@ -33,11 +33,7 @@ def test_without_documents(address):
     import litellm
 
     found = litellm.rerank(
-        model="hosted_vllm/minilm",
-        api_base=address,
-        query=QUERY,
-        documents=list(DOCUMENTS),
-        return_documents=False,
+        model="hosted_vllm/minilm", api_base=address, query=QUERY, documents=list(DOCUMENTS), return_documents=False
     )
     assert len(found.results) == len(DOCUMENTS)
     assert "document" not in found.results[0]

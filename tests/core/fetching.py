@@ -32,13 +32,7 @@ class FetchingSimulation(Simulation):
     """Each claim takes the course with its number in `courses`; what a course has to do is one event for each turn."""
 
     def __init__(
-        self,
-        limits: Limits,
-        budget: StepBudget,
-        courses: Sequence[Course],
-        *,
-        depth: int = 0,
-        recompute: bool = True,
+        self, limits: Limits, budget: StepBudget, courses: Sequence[Course], *, depth: int = 0, recompute: bool = True
     ) -> None:
         super().__init__(limits, budget, depth=depth)
         self.fetches = Fetches(self.scheduler, limits.set_aside, recompute=recompute)

@@ -190,11 +190,7 @@ def test_what_is_quarantined_is_given_to_nobody(ledger: Ledger) -> None:
     lease = opened(ledger, 3)
     ledger.hold(lease, TRANSFER)
     ledger.release(lease, ITEM)
-    for act in (
-        lambda: ledger.hold(lease, OTHER),
-        lambda: ledger.grow(lease, 1),
-        lambda: ledger.share(lease, []),
-    ):
+    for act in (lambda: ledger.hold(lease, OTHER), lambda: ledger.grow(lease, 1), lambda: ledger.share(lease, [])):
         refuses(ledger, "is quarantined", act)
 
 

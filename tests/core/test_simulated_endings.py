@@ -126,10 +126,7 @@ def test_a_stalled_request_can_be_ended_at_every_event(name: str, depth: int) ->
     for event in range(plain.events - 3):
         number = event % len(plain.records) + 1
         simulation = script.simulation(depth)
-        acts = {
-            event: simulation.stall,
-            event + 3: lambda number, it=simulation: it.cancel(number, Outcome.STALLED),
-        }
+        acts = {event: simulation.stall, event + 3: lambda number, it=simulation: it.cancel(number, Outcome.STALLED)}
         simulation.interrupt = lambda now, acts=acts, number=number: acts.get(now, lambda _: None)(number)
         simulation.check_from = event
         simulation.run(script.asks)

@@ -159,9 +159,7 @@ def test_too_much_sent_ahead_cuts_the_connection(loop: str, segment: str) -> Non
     run(scenario, loop)
 
 
-def test_under_any_stack_of_middleware(
-    stack: tuple[Wrap, Wrap],
-) -> None:
+def test_under_any_stack_of_middleware(stack: tuple[Wrap, Wrap]) -> None:
     async def scenario() -> None:
         async with serving(inside=stack[0], outside=stack[1], keys=("k",)) as rig:
             for path, mark in (("/wait", None), ("/stream", b'{"n":2}\n\n')):

@@ -71,10 +71,7 @@ def test_a_client_that_does_not_read_is_given_up(certificate: Certificate, loop:
     limits = msgspec.structs.replace(LIMITS, stall_timeout=0.2)
 
     async def scenario() -> None:
-        async with (
-            serving(tls=settings(certificate), limits=limits) as rig,
-            rig.client(trust(certificate)) as client,
-        ):
+        async with serving(tls=settings(certificate), limits=limits) as rig, rig.client(trust(certificate)) as client:
             client.writer.transport.pause_reading()
             client.send(post("/flood"))
             await rig.idle_after_arrival(stalled=1)

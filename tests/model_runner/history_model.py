@@ -93,11 +93,7 @@ class Bench:
     """An runner on a `HistoryModel`, and short hands for plans."""
 
     def __init__(
-        self,
-        max_slots: int = 4,
-        max_model_len: int = 400,
-        model: HistoryModel | None = None,
-        head: Head | None = None,
+        self, max_slots: int = 4, max_model_len: int = 400, model: HistoryModel | None = None, head: Head | None = None
     ) -> None:
         self.model = model or HistoryModel()
         self.cache = KVCache(CacheShape(1, 1, 1, torch.float32), NUM_BLOCKS * 2, BLOCK_SIZE)

@@ -132,10 +132,7 @@ def test_the_text_is_that_of_transformers(reference: Any, prompts: list[list[int
 
 @pytest.mark.parametrize(
     "engine",
-    [
-        pytest.param({"tokens": 12}, id="in small chunks"),
-        pytest.param({"num_blocks": 50}, id="with evictions"),
-    ],
+    [pytest.param({"tokens": 12}, id="in small chunks"), pytest.param({"num_blocks": 50}, id="with evictions")],
 )
 def test_the_text_does_not_depend_on_the_engine(
     model: LlamaModel, reference: Any, prompts: list[list[int]], together: list[list[int]], engine: dict[str, Any]

@@ -63,8 +63,7 @@ def test_texts_that_end_go_on_or_start_in_one_step_do_not_disturb_each_other():
     bench = make_bench()
     bench.step([text(0, PROMPT)], [reads(0, 0, 3, [8])])
     results = bench.step(
-        [text(1, [4, 4, 4, 4, 4]), text(2, [8, 6])],
-        [reads(1, 0, 4, [3, 1]), reads(0, 3, 3, [9]), reads(2, 0, 2, [5])],
+        [text(1, [4, 4, 4, 4, 4]), text(2, [8, 6])], [reads(1, 0, 4, [3, 1]), reads(0, 3, 3, [9]), reads(2, 0, 2, [5])]
     )
     assert [result.slot for result in results] == [1, 0, 2]
     assert results[0].pooled is None

@@ -14,15 +14,7 @@ from tenure.models.bert import ROWS_AT_ONCE
 from tenure.pooling import PoolingParams, PoolingTask
 from tenure.source import ResolvedSource
 from tests.layers.threads import threads as using
-from tests.models.tiny_encoders import (
-    FAMILIES,
-    edit_json,
-    hidden_states,
-    load_own,
-    random_texts,
-    run,
-    save_encoder,
-)
+from tests.models.tiny_encoders import FAMILIES, edit_json, hidden_states, load_own, random_texts, run, save_encoder
 
 TOLERANCE = 1e-4
 ALONE = 1e-5

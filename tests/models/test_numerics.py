@@ -63,14 +63,7 @@ def test_decode_steps_mixed_with_prefill_chunks(models: tuple[LlamaModel, Any]) 
     sequences = [random_tokens(length, seed=40 + length) for length in lengths]
     tables, cache = make_tables(lengths, NUM_BLOCKS, seed=3), make_cache(ours, NUM_BLOCKS)
     expected = [reference_logits(reference, tokens) for tokens in sequences]
-    steps = [
-        {0: 110, 2: 5},
-        {2: 1, 1: 30, 0: 1},
-        {0: 1, 1: 1, 2: 1},
-        {3: 40, 1: 1, 0: 17},
-        {3: 20, 2: 2},
-        {1: 9, 0: 1},
-    ]
+    steps = [{0: 110, 2: 5}, {2: 1, 1: 30, 0: 1}, {0: 1, 1: 1, 2: 1}, {3: 40, 1: 1, 0: 17}, {3: 20, 2: 2}, {1: 9, 0: 1}]
     done = [0] * len(lengths)
     for step in steps:
         order = list(step)

@@ -9,10 +9,10 @@ from tenure.process.fork_server import ForkServer, Work
 
 
 @contextmanager
-def fork_server(work: Work) -> Iterator[ForkServer]:
+def fork_server(work: Work, **options: float) -> Iterator[ForkServer]:
     """One that does `work`, until the scope is left; nothing of it is left behind."""
     before = set(psutil.Process().children())
-    with closing(ForkServer.start(work)) as found:
+    with closing(ForkServer.start(work, **options)) as found:
         yield found
     for process in set(psutil.Process().children()) - before:
         process.wait()

@@ -149,6 +149,22 @@ def test_a_server_that_is_stopped_stops_nobody() -> None:
     run(scenario)
 
 
+def test_a_server_that_stays_stopped_is_ended() -> None:
+    """Then nobody waits for it any longer: others read bodies themselves."""
+
+    async def scenario() -> None:
+        before = set(psutil.Process().children())
+        with fork_server(work, start_within=0.05) as forks:
+            (process,) = set(psutil.Process().children()) - before
+            process.suspend()
+            with pytest.raises(WorkFailed, match="stopped"):
+                await forks.run(b"", 0, [], taken)
+            await wait_ended(process)
+            assert not forks.alive
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("way", [b"die", b"fail"])
 def test_a_worker_that_ends_fails_its_own_work_alone(way: bytes) -> None:
     async def scenario() -> None:

@@ -322,11 +322,7 @@ def test_reports_are_passed_on(programs: Programs) -> None:
     ],
 )
 def test_a_child_that_does_not_go_on_is_killed_and_started_again(
-    programs: Programs,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    goes_on: str,
-    words: str,
+    programs: Programs, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, goes_on: str, words: str
 ) -> None:
     monkeypatch.setattr(watchdog, "CHECK_INTERVAL", 0.05)
     begins = f"{LOADED}; report('Alive')"

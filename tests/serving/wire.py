@@ -123,11 +123,7 @@ class Wire:
 
 
 Leave = Callable[[Wire], None]
-LEAVING: dict[str, Leave] = {
-    "close": Wire.close,
-    "reset": Wire.reset,
-    "half-close": Wire.half_close,
-}
+LEAVING: dict[str, Leave] = {"close": Wire.close, "reset": Wire.reset, "half-close": Wire.half_close}
 
 
 def post(

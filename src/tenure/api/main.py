@@ -145,11 +145,7 @@ def _text_models(config: ApiConfig) -> dict[str, TextModel]:
 
 
 def _served_models(
-    config: ApiConfig,
-    texts: Mapping[str, TextModel],
-    counter: WorkerCounters,
-    process: str,
-    end_here: EndNamed,
+    config: ApiConfig, texts: Mapping[str, TextModel], counter: WorkerCounters, process: str, end_here: EndNamed
 ) -> ServedModels:
     served = []
     for model, paths in zip(config.models, config.engine_sockets, strict=True):

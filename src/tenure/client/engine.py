@@ -23,7 +23,8 @@ from tenure.client.generation import GenerationFailed, GenerationHandle, HandleS
 from tenure.errors import EndingError, Refusal, too_large
 from tenure.outcomes import Outcome
 from tenure.wire import messages as wire
-from tenure.wire.framing import Channel, PeerGone
+from tenure.wire.conversation import converse
+from tenure.wire.framing import Channel
 from tenure.wire.outbox import Outbox, OutboxFull
 from tenure.wire.sockets import SocketStream, connect
 
@@ -220,35 +221,22 @@ class EngineClient:
     async def _converse(self, stream: SocketStream) -> None:
         channel: Channel[wire.FromEngine] = Channel(stream, wire.FromEngine)
         try:
-            async with anyio.create_task_group() as group:
-                self._outbox = Outbox(channel, send_now=stream.send_now)
-                self._outbox.put(self._hello)
-                group.start_soon(self._write, self._outbox, group)
-                await self._read(channel, group)
-                group.cancel_scope.cancel()
+            self._outbox = Outbox(channel, send_now=stream.send_now)
+            self._outbox.put(self._hello)
+            reason = await converse(channel, self._outbox, self._take)
+            # While it loads, its supervisor tells why it ended.
+            logger.log(logging.WARNING if self.ready else logging.DEBUG, "engine at %s: %s", self._path, reason)
         finally:
             self._lose()
             with anyio.CancelScope(shield=True):
                 await channel.aclose()
 
-    async def _write(self, outbox: Outbox, group: TaskGroup) -> None:
-        try:
-            await outbox.run()
-        except PeerGone:
-            group.cancel_scope.cancel()
-
-    async def _read(self, channel: Channel[wire.FromEngine], group: TaskGroup) -> None:
-        try:
-            while True:
-                for message in await channel.receive():
-                    self._speaks = True
-                    if isinstance(message, wire.CancelByName):
-                        group.start_soon(self._cancel_for_others, message)
-                    else:
-                        self._handle(message)
-        except PeerGone as reason:
-            # While it loads, its supervisor tells why it ended.
-            logger.log(logging.WARNING if self.ready else logging.DEBUG, "engine at %s: %s", self._path, reason)
+    def _take(self, message: wire.FromEngine, group: TaskGroup) -> None:
+        self._speaks = True
+        if isinstance(message, wire.CancelByName):
+            group.start_soon(self._cancel_for_others, message)
+        else:
+            self._handle(message)
 
     def _handle(self, message: wire.FromEngine) -> None:
         match message:

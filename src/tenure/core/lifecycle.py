@@ -67,11 +67,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
     },
     State.AWAITING_PREFILL: {Event.ENQUEUE: State.WAITING, Event.FETCH: State.FETCHING_KV, Event.ABORT: State.ENDED},
     State.WAITING: {Event.START: State.RUNNING, Event.ABORT: State.ENDED},
-    State.FETCHING_KV: {
-        Event.FETCHED: State.WAITING,
-        Event.FETCH_FAILED: State.WAITING,
-        Event.ABORT: State.ENDED,
-    },
+    State.FETCHING_KV: {Event.FETCHED: State.WAITING, Event.FETCH_FAILED: State.WAITING, Event.ABORT: State.ENDED},
     State.RUNNING: {
         Event.PREEMPT: State.PREEMPTED,
         Event.STALL: State.STALLED,

@@ -23,7 +23,6 @@ from itertools import count
 
 import anyio
 import msgspec
-from anyio.abc import TaskGroup
 
 from tenure.core.admission import Gate, GateLimits, Permit
 from tenure.core.ledger import LedgerError
@@ -36,6 +35,7 @@ from tenure.errors import Refusal
 from tenure.outcomes import Outcome
 from tenure.process.reports import HEARTBEAT_INTERVAL
 from tenure.wire import messages as wire
+from tenure.wire.conversation import converse
 from tenure.wire.framing import Channel, PeerGone
 from tenure.wire.outbox import Outbox, OutboxFull
 from tenure.wire.sockets import SocketStream
@@ -48,16 +48,7 @@ _OTHER_VERSION = f"this engine speaks version {wire.PROTOCOL_VERSION} of the pro
 class _Open:
     """An admitted request: its permit, where its outputs go, and what the loop has been told about its end."""
 
-    __slots__ = (
-        "cancelled",
-        "connection",
-        "finished",
-        "number",
-        "permit",
-        "public_id",
-        "stalled",
-        "wire_number",
-    )
+    __slots__ = ("cancelled", "connection", "finished", "number", "permit", "public_id", "stalled", "wire_number")
 
     def __init__(self, number: int, permit: Permit, connection: "_Connection", submit: wire.Submit) -> None:
         self.number = number
@@ -157,23 +148,7 @@ class EngineServer:
             stack.push_async_callback(channel.aclose)
             stack.callback(self._lose, connection)
             self._connections[connection.number] = connection
-            group = await stack.enter_async_context(anyio.create_task_group())
-            group.start_soon(self._write, connection, group)
-            await self._read(channel, connection)
-            group.cancel_scope.cancel()
-
-    async def _write(self, connection: _Connection, group: TaskGroup) -> None:
-        try:
-            await connection.outbox.run()
-        except PeerGone:
-            group.cancel_scope.cancel()
-
-    async def _read(self, channel: Channel[wire.ToEngine], connection: _Connection) -> None:
-        try:
-            while True:
-                for message in await channel.receive():
-                    self._handle(connection, message)
-        except PeerGone as reason:
+            reason = await converse(channel, outbox, lambda message, _: self._handle(connection, message))
             logger.debug("connection %d ended: %s", connection.number, reason)
 
     def _lose(self, connection: _Connection) -> None:

@@ -13,12 +13,7 @@ class StepTuner:
     """
 
     def __init__(
-        self,
-        estimator: StepCostEstimator,
-        *,
-        max_tokens: int,
-        step_time: float,
-        governor: ThreadGovernor | None = None,
+        self, estimator: StepCostEstimator, *, max_tokens: int, step_time: float, governor: ThreadGovernor | None = None
     ) -> None:
         self._estimator = estimator
         self._max_tokens = max_tokens

@@ -35,10 +35,7 @@ class HeadNorms:
     def apply_(self, heads_TMH: torch.Tensor) -> None:
         """Normalise heads in place."""
         first_key, first_value = self.num_heads, self.num_heads + self.num_kv_heads
-        for norm, part_TNH in (
-            (self.query, heads_TMH[:, :first_key]),
-            (self.key, heads_TMH[:, first_key:first_value]),
-        ):
+        for norm, part_TNH in ((self.query, heads_TMH[:, :first_key]), (self.key, heads_TMH[:, first_key:first_value])):
             part_TNH.copy_(norm(part_TNH.reshape(-1, part_TNH.shape[-1])).view(part_TNH.shape))
 
 

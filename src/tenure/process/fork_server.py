@@ -29,7 +29,9 @@ logger = logging.getLogger("tenure.process")
 SLICE_BYTES = READ_BYTES
 """The most that is sent or received between two turns of the event loop."""
 _SIZES = struct.Struct(">QQ")
-_TAKEN, _DONE = b"t", b"d"
+_STARTED, _TAKEN, _DONE = b"s", b"t", b"d"
+_START_WITHIN = 10.0
+"""Seconds in which a worker starts, whatever else the machine does, unless the fork server is stopped."""
 
 Buffer = bytearray | mmap.mmap
 Work = Callable[[bytearray, bytearray, Callable[[], None]], tuple[bytes, Sequence[bytes | memoryview]]]
@@ -44,19 +46,21 @@ class WorkFailed(ResourceError):
 class ForkServer:
     """Start it before this process has threads or an event loop. It ends with the process."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, pid: int, start_within: float) -> None:
         self._control = control
+        self._pid = pid
+        self._start_within = start_within
 
     @classmethod
-    def start(cls, work: Work) -> "ForkServer":
+    def start(cls, work: Work, *, start_within: float = _START_WITHIN) -> "ForkServer":
         """Fork the server. Descriptors beyond the standard ones are not kept open there."""
         ours, theirs = socket.socketpair()
         parent = os.getpid()
-        if os.fork() == 0:
+        if (pid := os.fork()) == 0:
             _serve(theirs, work, parent)
         theirs.close()
         ours.setblocking(False)  # one that is stopped takes nothing, and must not stop this process, too
-        return cls(ours)
+        return cls(ours, pid, start_within)
 
     @property
     def alive(self) -> bool:
@@ -64,6 +68,8 @@ class ForkServer:
             return bool(self._control.recv(1))
         except BlockingIOError:
             return True
+        except ConnectionError:  # it left work untaken
+            return False
 
     def close(self) -> None:
         """End the server; workers go on."""
@@ -76,10 +82,15 @@ class ForkServer:
 
         `taken` is called when the body is needed no longer.
 
-        Raises WorkFailed. A cancel ends the worker.
+        Raises WorkFailed; a server that starts no worker in time is killed. A cancel ends the worker.
         """
         stream = self._connect()
         try:
+            with anyio.move_on_after(self._start_within) as waiting:
+                await stream.receive(1)
+            if waiting.cancelled_caught:
+                os.kill(self._pid, signal.SIGKILL)
+                raise WorkFailed("the fork server has been stopped")
             await stream.send(_SIZES.pack(len(head), size))
             for part in chain([head], body):
                 for start in range(0, len(part), SLICE_BYTES):
@@ -140,6 +151,7 @@ def _serve(control: socket.socket, work: Work, parent: int) -> None:
 def _answer(connection: socket.socket, work: Work) -> None:
     """In a worker: do one piece of work, and end."""
     try:
+        connection.sendall(_STARTED)
         first, second = _SIZES.unpack(_read(connection, _SIZES.size))
         head, body = _read(connection, first), _read(connection, second)
         threading.Thread(target=_read, args=(connection, 1), daemon=True).start()  # ends with the other side

@@ -65,12 +65,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 class ChatTemplate:
     """One compiled template and its fixed variables (special tokens)."""
 
-    def __init__(
-        self,
-        source: str,
-        variables: Mapping[str, str],
-        now: Callable[[], datetime] = datetime.now,
-    ) -> None:
+    def __init__(self, source: str, variables: Mapping[str, str], now: Callable[[], datetime] = datetime.now) -> None:
         """Raises CallerError for bad syntax."""
         environment = _environment(now)
         try:

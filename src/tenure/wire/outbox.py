@@ -22,10 +22,7 @@ class Outbox:
     """
 
     def __init__(
-        self,
-        channel: Channel[Any],
-        limit: int = 256 * 1024 * 1024,
-        send_now: Callable[[bytes], int] = lambda _frame: 0,
+        self, channel: Channel[Any], limit: int = 256 * 1024 * 1024, send_now: Callable[[bytes], int] = lambda _frame: 0
     ) -> None:
         self._channel = channel
         self._limit = limit

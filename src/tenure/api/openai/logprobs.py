@@ -3,12 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from tenure.api.openai.response_types import (
-    CompletionLogprobs,
-    PromptLogprob,
-    TokenLogprob,
-    TopLogprob,
-)
+from tenure.api.openai.response_types import CompletionLogprobs, PromptLogprob, TokenLogprob, TopLogprob
 from tenure.sampling import MINUS_INFINITY, TokenLogprobs
 from tenure.text.detokenizer import TokenBytes, display_token
 
@@ -60,12 +55,7 @@ def completion_logprobs(
 
 
 def prompt_logprobs(
-    tokenizer: TokenBytes,
-    tokens: Sequence[int],
-    logprobs: Sequence[TokenLogprobs | None],
-    *,
-    as_ids: bool,
-    limit: int,
+    tokenizer: TokenBytes, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None], *, as_ids: bool, limit: int
 ) -> Iterator[dict[str, PromptLogprob] | None]:
     """Yield one mapping per prompt token, by token id: the token itself, then its `limit` best (-1: all)."""
     for token, reported in zip(tokens, logprobs, strict=True):

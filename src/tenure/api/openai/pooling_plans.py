@@ -80,9 +80,7 @@ def embeddings_plan(
     encoding = check_encoding(request)
     profile = selected.text.profile
     params = PoolingParams(
-        task=PoolingTask.EMBED,
-        activation=shared.activation,
-        dimensions=check_dimensions(request.dimensions, profile),
+        task=PoolingTask.EMBED, activation=shared.activation, dimensions=check_dimensions(request.dimensions, profile)
     )
     longest = longest_input(selected, reading.settings)
     prompt = _prompt(request, profile)

@@ -74,9 +74,7 @@ class GenerationHandler(Generic[RequestT]):
 
 _chat_completions = GenerationHandler(msgspec.json.Decoder(ChatRequest), chat_job, Format(ChatChunks, chat_body))
 _completions = GenerationHandler(
-    msgspec.json.Decoder(CompletionRequest),
-    completion_job,
-    Format(CompletionChunks, completion_body),
+    msgspec.json.Decoder(CompletionRequest), completion_job, Format(CompletionChunks, completion_body)
 )
 
 
