@@ -19,7 +19,7 @@ from tenure.client.engine import client_left
 from tenure.config import ApiSettings, HttpLimits, KeyRing
 from tenure.errors import Refusal
 from tenure.observe.counters import CountersSnapshot, WorkStage
-from tenure.observe.reporting import RequestObserver
+from tenure.observe.request_observer import RequestObserver
 from tenure.outcomes import FinishReason, Outcome
 from tenure.prompts.chat_template import ChatTemplate
 from tenure.prompts.text_model import GenerationDefaults, ScorePrompt, TextModel

@@ -18,7 +18,7 @@ from tenure.config import HttpLimits
 from tenure.http.routes import Route
 from tenure.http.web_server import web_server
 from tenure.observe.counters import WORK_PATHS, CounterSchema, SharedCounters
-from tenure.observe.reporting import RequestObserver
+from tenure.observe.request_observer import RequestObserver
 from tenure.outcomes import Outcome
 from tenure.wire.messages import Submit
 from tests.api.generation_rig import ByteTokenizer, FakeEngine, FakeHandle, Rig, say_hello

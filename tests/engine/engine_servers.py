@@ -157,3 +157,15 @@ async def board(outbox_bytes: int = 1 << 20) -> AsyncIterator[Board]:
                 for worker in found.workers:
                     await worker.hang_up()
             group.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def admitted(message: wire.Submit) -> AsyncIterator[tuple[Board, Worker]]:
+    """One that serves, with one connection, whose request was admitted and handed to the loop."""
+    async with board() as rig:
+        rig.open()
+        worker = await rig.connect_ready()
+        await worker.say(message)
+        await worker.hear(wire.Admitted)
+        rig.take_orders()
+        yield rig, worker

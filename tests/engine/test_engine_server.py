@@ -21,7 +21,7 @@ from tenure.pooling import Pooled
 from tenure.sampling import TokenLogprobs
 from tenure.wire import messages as wire
 from tenure.wire.framing import PeerGone
-from tests.engine.engine_servers import ROOMY, Board, Worker, board, output, submit
+from tests.engine.engine_servers import ROOMY, Board, Worker, admitted, board, output, submit
 from tests.tasks import run
 from tests.wire.samples import CARD
 
@@ -147,12 +147,7 @@ def test_equal_numbers_of_two_connections_are_two_requests() -> None:
 
 def test_everything_of_an_output_arrives() -> None:
     async def scenario() -> None:
-        async with board() as rig:
-            rig.open()
-            worker = await rig.connect_ready()
-            await worker.say(submit(1, n=2))
-            await worker.hear(wire.Admitted)
-            rig.take_orders()
+        async with admitted(submit(1, n=2)) as (rig, worker):
             request = rig.requests["cmpl-1"]
             logprobs = TokenLogprobs.of(-0.5, 1, [4], [-0.5])
             full = msgspec.structs.replace(
@@ -274,12 +269,7 @@ def test_a_lost_connection_gives_back_its_permits_when_the_loop_has_let_go(how: 
 
 def test_permits_come_back_once() -> None:
     async def scenario() -> None:
-        async with board() as rig:
-            rig.open()
-            worker = await rig.connect_ready()
-            await worker.say(submit(1))
-            await worker.hear(wire.Admitted)
-            rig.take_orders()
+        async with admitted(submit(1)) as (rig, worker):
             request = rig.requests["cmpl-1"]
             rig.end(request)
             with pytest.raises((KeyError, LedgerError)):
@@ -314,12 +304,7 @@ def test_a_message_that_comes_twice_is_one_order() -> None:
     """So that no peer can fill the queue to the loop; nor with items that there are none of."""
 
     async def scenario() -> None:
-        async with board() as rig:
-            rig.open()
-            worker = await rig.connect_ready()
-            await worker.say(submit(1, n=2))
-            await worker.hear(wire.Admitted)
-            rig.take_orders()
+        async with admitted(submit(1, n=2)) as (rig, worker):
             number = rig.requests["cmpl-1"].number
             finishes = [wire.FinishItem(request=1, index=index) for index in (0, 1, 0, 2, -1, 1)]
             cancels = [wire.Cancel(request=1, outcome=outcome) for outcome in (Outcome.ABORTED, Outcome.DEADLINE)]
@@ -332,12 +317,7 @@ def test_a_message_that_comes_twice_is_one_order() -> None:
 
 def test_a_cancel_that_comes_after_the_end() -> None:
     async def scenario() -> None:
-        async with board() as rig:
-            rig.open()
-            worker = await rig.connect_ready()
-            await worker.say(submit(1))
-            await worker.hear(wire.Admitted)
-            rig.take_orders()
+        async with admitted(submit(1)) as (rig, worker):
             rig.end(rig.requests["cmpl-1"])
             await worker.say(wire.Cancel(request=1, outcome=Outcome.CLIENT_CANCELLED))
             assert (await worker.hear(wire.Ended)).outcome is Outcome.OK

@@ -21,7 +21,7 @@ from tenure.http.guard import Guard
 from tenure.http.routes import Route, RouteTable
 from tenure.http.web_server import web_server
 from tenure.observe.counters import CounterSchema, SharedCounters
-from tenure.observe.reporting import RequestObserver
+from tenure.observe.request_observer import RequestObserver
 from tenure.outcomes import Outcome
 from tests.http.web_server import Reply, WebServer
 from tests.tasks import run

@@ -16,7 +16,7 @@ from tenure.http.guard import Guard
 from tenure.http.protocol import CONNECTION_KEY, Connection
 from tenure.http.routes import RouteTable
 from tenure.observe.counters import CounterSchema, SharedCounters
-from tenure.observe.reporting import RequestObserver
+from tenure.observe.request_observer import RequestObserver
 from tests.http.rig import Context, app_context, routes
 from tests.tasks import Interrupted, run
 

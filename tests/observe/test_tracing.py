@@ -13,7 +13,7 @@ from tenure.config import HttpLimits
 from tenure.http.request_head import RequestHead
 from tenure.http.routes import Route
 from tenure.observe.journal import EngineParams, Times, Tokens
-from tenure.observe.reporting import RequestObserver
+from tenure.observe.request_observer import RequestObserver
 from tenure.observe.request_summary import RequestSummary
 from tenure.observe.tracing import SpanTracer
 from tenure.outcomes import Outcome

@@ -20,7 +20,7 @@ from tenure.config import ApiSettings, HttpLimits
 from tenure.http.guard import Guard
 from tenure.http.web_server import web_server
 from tenure.observe.counters import CounterSchema, SharedCounters
-from tenure.observe.reporting import RequestObserver
+from tenure.observe.request_observer import RequestObserver
 from tenure.prompts.text_model import load_text_model
 from tenure.source import resolve_source
 from tests.http.rig import Wrap, unchanged

@@ -34,7 +34,7 @@ from tenure.http.guard import Guard
 from tenure.http.web_server import web_server
 from tenure.observe.counters import CounterSchema, SharedCounters, WorkerCounters
 from tenure.observe.logs import configure_logging
-from tenure.observe.reporting import RequestObserver, Tracer
+from tenure.observe.request_observer import RequestObserver, Tracer
 from tenure.process.fork_server import ForkServer
 from tenure.process.reports import HEARTBEAT_INTERVAL, Alive, Failed, Serving, offer_report, write_report
 from tenure.process.system import allow_descriptors, die_with_parent, end_of_file, request_short_time_slices

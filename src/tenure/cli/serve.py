@@ -10,10 +10,10 @@ from cyclopts import Parameter
 
 from tenure import __version__
 from tenure.cli import http_flags as http
-from tenure.cli.choices import choices_of, demo_models, with_tasks
 from tenure.cli.engine_flags import EngineOptions
 from tenure.cli.flags import Seconds, Texts, whole
 from tenure.cli.http_flags import AccessOptions, LimitOptions
+from tenure.cli.model_choices import choices_of, demo_models, with_tasks
 from tenure.cli.observability_flags import ObserveOptions, report_config
 from tenure.cli.request_flags import RequestOptions
 from tenure.config import ApiConfig, ApiSettings, EngineConfig, ModelChoice, ServeConfig

@@ -1,4 +1,4 @@
-"""Shared by the generation routes: chunks of streams, finish reasons, logprobs of prompts."""
+"""The chunks of a stream, as both generation routes write them; and finish reasons."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -6,18 +6,15 @@ from msgspec import UNSET
 
 from tenure.api.common.answer import ItemAnswer, Piece
 from tenure.api.common.job import Job, ReportOptions
-from tenure.api.common.json_parts import ENCODER, list_parts
+from tenure.api.common.json_parts import ENCODER
 from tenure.api.common.reply import ReplyHead, Usage
-from tenure.api.openai.logprobs import prompt_logprobs
 from tenure.api.openai.response_types import (
     ChatChunk,
     ChatChunkChoice,
     CompletionChunk,
     CompletionChunkChoice,
     FinishName,
-    PromptLogprobs,
 )
-from tenure.text.tokenizer import Tokenizer
 
 ChunkType = Callable[..., ChatChunk | CompletionChunk]
 
@@ -80,15 +77,3 @@ def finish_name(record: ItemAnswer) -> FinishName:
     if record.finish_reason is None:
         raise RuntimeError("a choice has no finish reason")
     return record.finish_reason.value
-
-
-def shown_prompt_logprobs(job: Job, tokenizer: Tokenizer, index: int, record: ItemAnswer) -> PromptLogprobs | None:
-    """The logprobs of the prompt of choice `index`, for `json_parts`, where the request asks for them."""
-    limit = job.report.prompt_logprobs
-    if limit is None or record.prompt_logprobs is None:
-        return None
-    prompt, as_ids = job.prompts[index // job.n], job.report.tokens_as_ids
-    parts: PromptLogprobs = list_parts(
-        prompt_logprobs(tokenizer, prompt, record.prompt_logprobs, as_ids=as_ids, limit=limit)
-    )
-    return parts

@@ -7,8 +7,8 @@ from msgspec import UNSET
 from tenure.api.common.answer import ItemAnswer, Piece
 from tenure.api.common.job import Job
 from tenure.api.common.reply import ReplyHead, Usage
-from tenure.api.openai.chunks import ChunkWriter, finish_name, shown_prompt_logprobs, shows_something
-from tenure.api.openai.logprobs import completion_logprobs
+from tenure.api.openai.chunks import ChunkWriter, finish_name, shows_something
+from tenure.api.openai.logprobs import completion_logprobs, shown_prompt_logprobs
 from tenure.api.openai.response_types import (
     Completion,
     CompletionChoice,

@@ -3,7 +3,10 @@
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from tenure.api.openai.response_types import CompletionLogprobs, PromptLogprob, TokenLogprob, TopLogprob
+from tenure.api.common.answer import ItemAnswer
+from tenure.api.common.job import Job
+from tenure.api.common.json_parts import list_parts
+from tenure.api.openai.response_types import CompletionLogprobs, PromptLogprob, PromptLogprobs, TokenLogprob, TopLogprob
 from tenure.sampling import MINUS_INFINITY, TokenLogprobs
 from tenure.text.detokenizer import TokenBytes, display_token
 
@@ -54,7 +57,7 @@ def completion_logprobs(
     return CompletionLogprobs(text_offset=list(offsets), token_logprobs=values, tokens=texts, top_logprobs=tops)
 
 
-def prompt_logprobs(
+def _prompt_logprobs(
     tokenizer: TokenBytes, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None], *, as_ids: bool, limit: int
 ) -> Iterator[dict[str, PromptLogprob] | None]:
     """Yield one mapping per prompt token, by token id: the token itself, then its `limit` best (-1: all)."""
@@ -68,6 +71,18 @@ def prompt_logprobs(
             text = display_token(tokenizer, other, as_ids).text
             row.setdefault(str(other), PromptLogprob(logprob, rank, text))
         yield row
+
+
+def shown_prompt_logprobs(job: Job, tokenizer: TokenBytes, index: int, record: ItemAnswer) -> PromptLogprobs | None:
+    """The logprobs of the prompt of choice `index`, for `json_parts`, where the request asks for them."""
+    limit = job.report.prompt_logprobs
+    if limit is None or record.prompt_logprobs is None:
+        return None
+    prompt, as_ids = job.prompts[index // job.n], job.report.tokens_as_ids
+    parts: PromptLogprobs = list_parts(
+        _prompt_logprobs(tokenizer, prompt, record.prompt_logprobs, as_ids=as_ids, limit=limit)
+    )
+    return parts
 
 
 def _pairs(reported: TokenLogprobs, limit: int | None = None) -> Iterator[tuple[int, float]]:

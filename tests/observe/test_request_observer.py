@@ -7,7 +7,7 @@ import pytest
 
 from tenure.api.app import build_app
 from tenure.config import HttpLimits
-from tenure.observe.reporting import RequestObserver
+from tenure.observe.request_observer import RequestObserver
 from tests.api.generation_rig import Rig
 
 SECRET = "the-secret-of-the-caller"
