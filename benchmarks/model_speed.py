@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from tenure.kv.cache import CacheShape, KVCache
+from tenure.kv.cache import KVCache
 from tenure.layers.batch import PackedBatch, pack
 from tenure.models.llama import LlamaModel
 from tenure.models.loader import load
@@ -49,9 +49,7 @@ def batch_of(sequences: int, start: int, count: int) -> PackedBatch:
 
 
 def report(model: LlamaModel, what: str, batch: PackedBatch, sampled: int) -> None:
-    config = model.config
-    shape = CacheShape(config.num_layers, config.num_kv_heads, config.head_dim, model.dtype)
-    cache = KVCache(shape, int(batch.block_tables_SB.max()) + 1, BLOCK_SIZE)
+    cache = KVCache(model.cache_shape, int(batch.block_tables_SB.max()) + 1, BLOCK_SIZE)
     rows = len(batch.token_ids_T)
 
     def step() -> None:

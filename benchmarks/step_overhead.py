@@ -65,7 +65,7 @@ class Engine:
 
     def __init__(self, model: InstantModel, running: int, fields: dict[str, Any]) -> None:
         limits = Limits(max_model_len=8192, num_blocks=running * 64, block_size=16, num_slots=running)
-        cache = KVCache(CacheShape(1, 1, 1, torch.float32), limits.num_blocks, limits.block_size)
+        cache = KVCache(CacheShape((None,), 1, 1, torch.float32), limits.num_blocks, limits.block_size)
         self._scheduler = Scheduler(limits)
         self._runner = DecoderRunner(model, cache, SamplingHead(model, Sampler()), running, limits.max_model_len)
         self.times: dict[str, list[float]] = {"plan": [], "build and sample": [], "land": [], "all": []}

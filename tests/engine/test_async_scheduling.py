@@ -56,7 +56,7 @@ class Engine:
         self.texts: Texts = {}
         self.endings: dict[int, tuple[Outcome, int]] = {}
         """Outcome, and the number of steps that had been planned by then."""
-        cache = KVCache(CacheShape(1, 1, 1, torch.float32), LIMITS.num_blocks * 2, BLOCK_SIZE)
+        cache = KVCache(CacheShape((None,), 1, 1, torch.float32), LIMITS.num_blocks * 2, BLOCK_SIZE)
         head = SamplingHead(self.model, Sampler())
         results = StepResults(overlap=depth > 0)
         runner = DecoderRunner(self.model, cache, head, LIMITS.num_slots, LIMITS.max_model_len, results)

@@ -28,6 +28,8 @@ def shape_of(num_heads: int, num_kv_heads: int, head_dim: int) -> AttentionShape
 
 
 SHAPE = shape_of(6, 2, 16)
+LAYER = 1
+"""Of three, whose blocks lie side by side."""
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Case:
         self.tables = np.full((len(self.pieces), int(needed.max())), 10**9)
         for row, (count, before) in enumerate(zip(needed, np.cumsum(needed) - needed, strict=True)):
             self.tables[row, :count] = order[before : before + count]
-        size = CacheShape(1, shape.num_kv_heads, shape.head_dim, torch.float32)
+        size = CacheShape((None,) * 3, shape.num_kv_heads, shape.head_dim, torch.float32)
         self.cache = KVCache(size, len(order), self.block_size)
         self.history = [
             torch.randn(start + count, 2, shape.num_kv_heads, shape.head_dim, generator=random)
@@ -61,13 +63,13 @@ class Case:
         self.rotations = torch.polar(torch.ones_like(angles), angles)
 
     def block(self, table: np.ndarray, position: int) -> torch.Tensor:
-        return self.cache.layers[0][table[position // self.block_size]]
+        return self.cache.layers[LAYER][table[position // self.block_size]]
 
     def run(self, backend: str, window: int | None) -> torch.Tensor:
         batch = pack(np.zeros(len(self.q), np.int64), self.starts, self.counts, self.tables, self.block_size)
-        step = attention_backend(self.shape, backend).begin(batch, self.rotations, [window, 3])
+        step = attention_backend(self.shape, backend).begin(batch, self.rotations, {window: 3, 3: 2})
         new = torch.cat([kv[start:] for kv, start in zip(self.history, self.starts, strict=True)])
-        return step.attend(window, torch.cat([self.q, new.flatten(1, 2)], dim=1), self.cache.layers[0])
+        return step.attend(window, torch.cat([self.q, new.flatten(1, 2)], dim=1), self.cache.layers[LAYER])
 
     def expected(self, window: int | None) -> torch.Tensor:
         """Plain attention, row by row."""

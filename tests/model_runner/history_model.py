@@ -96,7 +96,7 @@ class Bench:
         self, max_slots: int = 4, max_model_len: int = 400, model: HistoryModel | None = None, head: Head | None = None
     ) -> None:
         self.model = model or HistoryModel()
-        self.cache = KVCache(CacheShape(1, 1, 1, torch.float32), NUM_BLOCKS * 2, BLOCK_SIZE)
+        self.cache = KVCache(CacheShape((None,), 1, 1, torch.float32), NUM_BLOCKS * 2, BLOCK_SIZE)
         head = head or SamplingHead(self.model, Sampler())
         self.runner = DecoderRunner(self.model, self.cache, head, max_slots, max_model_len)
         self.number = 0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tenure.kv.cache import CacheShape, KVCache
+from tenure.kv.cache import KVCache
 from tenure.layers.batch import PackedBatch, pack
 from tenure.models.llama import LlamaModel
 
@@ -13,9 +13,7 @@ BLOCK_SIZE = 16
 
 
 def make_cache(model: LlamaModel, num_blocks: int, block_size: int = BLOCK_SIZE) -> KVCache:
-    config = model.config
-    shape = CacheShape(config.num_layers, config.num_kv_heads, config.head_dim, model.dtype)
-    return KVCache(shape, num_blocks, block_size)
+    return KVCache(model.cache_shape, num_blocks, block_size)
 
 
 def make_tables(lengths: Sequence[int], num_blocks: int, block_size: int = BLOCK_SIZE, seed: int = 0) -> np.ndarray:

@@ -18,7 +18,7 @@ from tenure.core.scheduler import Scheduler
 from tenure.engine.estimator import StepCostEstimator
 from tenure.engine.loop import ModelRunner
 from tenure.errors import CallerError
-from tenure.kv.cache import CacheShape, KVCache
+from tenure.kv.cache import KVCache
 from tenure.model_runner.decoder_runner import DecoderRunner, Head
 from tenure.model_runner.encoder_runner import EncoderRunner
 from tenure.model_runner.pooling_head import PoolingHead
@@ -110,12 +110,11 @@ def _make_room(config: EngineConfig, model: LlamaModel) -> tuple[Limits, KVCache
     window = min(config.max_model_len or model.config.max_position_embeddings, model.config.max_position_embeddings)
     if config.max_model_len is not None and config.max_model_len > window:
         raise CallerError(f"--max-model-len {config.max_model_len} is beyond the model's window of {window} tokens")
-    shape = CacheShape(model.config.num_layers, model.config.num_kv_heads, model.config.head_dim, model.dtype)
-    per_block = shape.bytes_per_block(config.block_size)
+    per_block = model.cache_shape.bytes_per_block(config.block_size)
     blocks = min(int(config.kv_cache_memory * 2**30 / per_block), -(-window // config.block_size) * config.max_num_seqs)
     if blocks < 1:
         raise CallerError(f"--kv-cache-memory {config.kv_cache_memory} GiB is less than one block ({per_block} bytes)")
-    cache = KVCache(shape, blocks, config.block_size, config.device)
+    cache = KVCache(model.cache_shape, blocks, config.block_size, config.device)
     limits = Limits(
         max_model_len=window, num_blocks=blocks, block_size=config.block_size, num_slots=config.max_num_seqs
     )

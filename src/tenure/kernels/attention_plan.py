@@ -7,7 +7,7 @@ import ctypes
 
 import numpy as np
 
-from tenure.kernels.paged_attention import AttentionShape, IntArray
+from tenure.kernels.paged_attention import AttentionShape, IntArray, LayerGroup
 
 MAX_QUERIES = 64
 """Query heads of all rows of a task that share a key-value head; a limit of the library."""
@@ -21,19 +21,21 @@ _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
 class Heads(ctypes.Structure):
-    """Numbers and sizes of heads and blocks: `heads_shape` of the library."""
+    """Numbers and sizes of heads and blocks in one group of layers: `heads_shape` of the library."""
 
     _fields_ = (
         ("num_heads", _SIZE),
         ("num_kv_heads", _SIZE),
         ("head_dim", _SIZE),
         ("block_size", _SIZE),
+        ("block_stride", _SIZE),
         ("scale", ctypes.c_float),
     )
 
     @classmethod
-    def of(cls, shape: AttentionShape, block_size: int) -> "Heads":
-        return cls(shape.num_heads, shape.num_kv_heads, shape.head_dim, block_size, shape.scale)
+    def of(cls, shape: AttentionShape, block_size: int, group: LayerGroup) -> "Heads":
+        stride = group.heads_per_block(shape) * block_size * shape.head_dim
+        return cls(shape.num_heads, shape.num_kv_heads, shape.head_dim, block_size, stride, shape.scale)
 
 
 class AttentionPlan(ctypes.Structure):

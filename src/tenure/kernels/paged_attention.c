@@ -1,15 +1,16 @@
 /* What decoders do with their cache: new keys, rotated, and values go into it, and attention reads its blocks where they
  * are.
  *
- * Layout of a layer's cache, as in kv/cache.py: (block, key or value, kv head, offset in block, head size).
+ * Layout of a layer's cache, as in kv/cache.py: (block, key or value, kv head, offset in block, head size), with other
+ * layers' blocks between two of its own.
  * How this library is loaded and called, and what holds for all of it, is told in native.py.
  */
 
 #include "vectors.h"
 
-/* What all layers of a model share; `Heads` in attention_plan.py. */
+/* What the layers of a group share; `Heads` in attention_plan.py. The stride is that of two blocks of a layer, in numbers. */
 typedef struct {
-    int64_t num_heads, num_kv_heads, head_dim, block_size;
+    int64_t num_heads, num_kv_heads, head_dim, block_size, block_stride;
     float scale;
 } heads_shape;
 
@@ -26,7 +27,7 @@ CLONED static void rotate_and_store_row(const heads_shape *shape, float *heads, 
         }
     }
     const float *kv = heads + shape->num_heads * head_dim;
-    float *to = cache + (slot / block_size * 2 * kv_heads * block_size + slot % block_size) * head_dim;
+    float *to = cache + slot / block_size * shape->block_stride + slot % block_size * head_dim;
     for (int64_t head = 0; head < 2 * kv_heads; head++)
         memcpy(to + head * block_size * head_dim, kv + head * head_dim, (size_t)head_dim * sizeof(float));
 }
@@ -84,13 +85,12 @@ ALWAYS_INLINE void find_chunk(chunk *found, const attention_plan *plan, const at
                               int64_t kv_head, int64_t first) {
     const heads_shape *shape = plan->shape;
     const int64_t block_size = shape->block_size, head_dim = shape->head_dim;
-    const int64_t block_stride = 2 * shape->num_kv_heads * block_size * head_dim;
     const int64_t *table = plan->tables + task->table * plan->table_stride;
     const float *head_cache = cache + kv_head * block_size * head_dim;
     const int64_t last = at_most(first + CHUNK, task->last_key);
     int64_t offset = first % block_size, column = first / block_size, count = 0;
     for (int64_t key = first; key < last; column++, offset = 0) {
-        const float *block = head_cache + table[column] * block_stride;
+        const float *block = head_cache + table[column] * shape->block_stride;
         for (; offset < block_size && key < last; offset++, key++) found->keys[count++] = block + offset * head_dim;
     }
     found->count = count;

@@ -7,6 +7,7 @@ sequence, L gathered tokens, Q rows of one sequence.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,18 @@ class AttentionShape:
     def bytes_per_token(self) -> int:
         """Key and value of one token in one layer."""
         return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class LayerGroup(NamedTuple):
+    """Layers that see equally far, whose blocks lie side by side."""
+
+    window: int | None
+    """How many tokens a row sees, itself included; None: all."""
+    layers: int
+
+    def heads_per_block(self, shape: AttentionShape) -> int:
+        """Heads of keys and of values, in all layers."""
+        return self.layers * 2 * shape.num_kv_heads
 
 
 # Gathered blocks should still be in the last-level cache when attention reads them.
@@ -67,9 +80,10 @@ class Decode:
 
 
 def plan_prefill(
-    rows: tuple[int, int], context: int, table_B: IntArray, block_size: int, window: int | None, shape: AttentionShape
+    rows: tuple[int, int], context: int, table_B: IntArray, block_size: int, group: LayerGroup, shape: AttentionShape
 ) -> Prefill:
     """Describe a sequence whose last new row has position context - 1."""
+    window = group.window
     first_row, last_row = rows
     start = context - (last_row - first_row)
     first_block = max(0, start - window + 1) // block_size if window is not None else 0
@@ -77,9 +91,7 @@ def plan_prefill(
     num_keys = context - first_key
     blocks = None
     if start:
-        blocks = _gather_indices(
-            table_B[None, first_block : -(-context // block_size)], shape.num_kv_heads, shape.device
-        )
+        blocks = _gather_indices(table_B[None, first_block : -(-context // block_size)], group, shape)
     if start == 0 and (window is None or context <= window):
         return Prefill(first_row, last_row, None, num_keys, None)
     queries_Q = torch.arange(start, context, device=shape.device)
@@ -112,10 +124,11 @@ def plan_decode(
     contexts_S: IntArray,
     tables_SB: IntArray,
     block_size: int,
-    window: int | None,
+    group: LayerGroup,
     shape: AttentionShape,
 ) -> Decode:
     """Describe sequences whose only new row has position contexts_S - 1."""
+    window = group.window
     firsts_S = np.maximum(contexts_S - window, 0) // block_size if window is not None else np.zeros_like(contexts_S)
     lasts_S = (contexts_S - 1) // block_size
     columns_SB = firsts_S[:, None] + np.arange(int((lasts_S - firsts_S).max()) + 1)
@@ -128,7 +141,7 @@ def plan_decode(
     mask_SL = np.where(hidden_SL, np.float32(-np.inf), np.float32(0))
     heads_per_group = shape.num_heads // shape.num_kv_heads
     mask_S11L = torch.from_numpy(mask_SL).to(device=shape.device, dtype=shape.dtype)[:, None, None, :]
-    key_blocks, value_blocks = _gather_indices(blocks_SB, shape.num_kv_heads, shape.device)
+    key_blocks, value_blocks = _gather_indices(blocks_SB, group, shape)
     return Decode(
         rows_S=None if rows_S is None else torch.from_numpy(rows_S).to(shape.device),
         key_blocks=key_blocks,
@@ -137,17 +150,17 @@ def plan_decode(
     )
 
 
-def cache_rows(slot_mapping_T: torch.Tensor, block_size: int, num_kv_heads: int) -> torch.Tensor:
-    """For each row, key before value, head by head: which vector of a layer's cache it goes to; flat, T * 2 * C."""
-    offsets = torch.arange(2 * num_kv_heads, device=slot_mapping_T.device) * block_size
-    first_T = slot_mapping_T // block_size * (2 * num_kv_heads * block_size) + slot_mapping_T % block_size
+def cache_rows(slot_mapping_T: torch.Tensor, block_size: int, heads: int, heads_per_block: int) -> torch.Tensor:
+    """The vectors at some slots of the first `heads` heads of keys and values, head by head; flat, T * heads."""
+    offsets = torch.arange(heads, device=slot_mapping_T.device) * block_size
+    first_T = slot_mapping_T // block_size * (heads_per_block * block_size) + slot_mapping_T % block_size
     return (first_T.unsqueeze(1) + offsets).flatten()
 
 
 def write(kv_T2CH: torch.Tensor, cache: torch.Tensor, cache_rows: torch.Tensor) -> None:
     """Store the rows' keys and values in a layer's cache."""
     head_dim = cache.shape[-1]
-    cache.view(-1, head_dim).index_copy_(0, cache_rows, kv_T2CH.reshape(-1, head_dim))
+    _from_first_block(cache, head_dim).index_copy_(0, cache_rows, kv_T2CH.reshape(-1, head_dim))
 
 
 def run_prefill(
@@ -185,12 +198,18 @@ def run_decode(plan: Decode, q_TNH: torch.Tensor, cache: torch.Tensor, scale: fl
 def _gather(cache: torch.Tensor, indices_SCB: torch.Tensor) -> torch.Tensor:
     """Blocks of a layer's cache side by side, shape (S, C, L, H)."""
     num_sequences, num_kv_heads, _ = indices_SCB.shape
-    blocks = cache.flatten(0, 2).flatten(1).index_select(0, indices_SCB.flatten())
-    return blocks.view(num_sequences, num_kv_heads, -1, cache.shape[-1])
+    heads = _from_first_block(cache, cache.shape[-2] * cache.shape[-1])
+    return heads.index_select(0, indices_SCB.flatten()).view(num_sequences, num_kv_heads, -1, cache.shape[-1])
 
 
-def _gather_indices(blocks_SB: IntArray, num_kv_heads: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """For keys and for values, shape (S, C, B): positions among all (block, key or value, head) of a layer."""
-    blocks_S1B = torch.from_numpy(blocks_SB).to(device).unsqueeze(1) * (2 * num_kv_heads)
-    keys_SCB = blocks_S1B + torch.arange(num_kv_heads, device=device).unsqueeze(1)
-    return keys_SCB, keys_SCB + num_kv_heads
+def _from_first_block(cache: torch.Tensor, width: int) -> torch.Tensor:
+    """The memory from a layer's first block to the end of its group's, in rows of `width` numbers."""
+    size = cache.untyped_storage().nbytes() // cache.itemsize - cache.storage_offset()
+    return cache.as_strided((size // width, width), (width, 1))
+
+
+def _gather_indices(blocks_SB: IntArray, group: LayerGroup, shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
+    """For keys and for values, shape (S, C, B): positions among all heads from a layer's first block on."""
+    blocks_S1B = torch.from_numpy(blocks_SB).to(shape.device).unsqueeze(1) * group.heads_per_block(shape)
+    keys_SCB = blocks_S1B + torch.arange(shape.num_kv_heads, device=shape.device).unsqueeze(1)
+    return keys_SCB, keys_SCB + shape.num_kv_heads

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tenure.checkpoints.model_config import ModelConfig
-from tenure.kv.cache import KVCache
+from tenure.kv.cache import CacheShape, KVCache
 from tenure.layers.attention import AttentionBackend, StepAttention
 from tenure.layers.batch import PackedBatch
 from tenure.layers.linear import Linear
@@ -58,11 +58,15 @@ class LlamaModel:
     def dtype(self) -> torch.dtype:
         return self.embedding_VD.dtype
 
+    @property
+    def cache_shape(self) -> CacheShape:
+        windows = tuple(layer.window for layer in self.layers)
+        return CacheShape(windows, self.config.num_kv_heads, self.config.head_dim, self.dtype)
+
     def forward(self, batch: PackedBatch, cache: KVCache) -> torch.Tensor:
         """Compute a batch, writing its keys and values to the cache; hidden states (T, D) for the methods below."""
         x_TD = F.embedding(batch.token_ids_T, self.embedding_VD)
-        windows = {layer.window for layer in self.layers}
-        attention = self.attention.begin(batch, rotations(batch.positions_T, self.inverse_P), windows)
+        attention = self.attention.begin(batch, rotations(batch.positions_T, self.inverse_P), cache.shape.groups)
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
             x_TD = layer(x_TD, attention, layer_cache)
         return x_TD
