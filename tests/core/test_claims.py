@@ -497,6 +497,7 @@ def test_blocks_that_are_used_again_while_they_are_read_are_not_confirmed() -> N
     world.hear_owner()
     world.copy()
     world.revoke()
+    world.session.to_reader.clear()  # nobody tells the reader
     world.settle()
     world.free()
     world.copy()
