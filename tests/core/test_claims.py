@@ -501,7 +501,7 @@ def test_blocks_that_are_used_again_while_they_are_read_are_not_confirmed() -> N
     world.settle()
     world.free()
     world.copy()
-    world.end_read()
+    world.claims.end_read(1, world.now, complete=True)
     world.settle()
     while world.session.to_owner or world.session.to_reader:
         world.hear_owner()
