@@ -49,6 +49,7 @@ ALLOWED = {
         *VOCABULARY,
     },
     "process": {"process", "wire", *VOCABULARY},
+    "peers": {"peers", "wire", "core.claim_messages", *VOCABULARY},
     "server": {"server", "process", "observe", "wire", *VOCABULARY},
     "cli": {"cli", "server", "process", "observe", "wire", *VOCABULARY},
 }

@@ -1,0 +1,1 @@
+"""Engines of one cluster among themselves: its secret, tickets as text, authenticated connections."""
