@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from tenure.errors import ResourceError
 from tenure.peers.secret import Secret, sign
+from tenure.wire.framing import PeerGone
 
 VERSION = 1
 _NONCE_BYTES = 32
@@ -30,7 +30,7 @@ _MAC_BYTES = 16
 MOST_GREETING_BYTES = 4096
 
 
-class NotAPeer(ResourceError):
+class NotAPeer(PeerGone):
     """The other side has another secret, or speaks another version, or something else altogether."""
 
 

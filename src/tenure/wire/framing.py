@@ -4,6 +4,7 @@ A stream socket reports its peer's death at once, so a channel ends by `PeerGone
 """
 
 import struct
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import anyio
@@ -30,18 +31,26 @@ class FrameTooLarge(ResourceError):
 class Channel(Generic[Received]):
     """One side of a connection. `kind` is the union of what may be received.
 
-    One task may send, as a rule an `Outbox`'s, and one receive.
+    One task may send, as a rule an `Outbox`'s, and one receive. `wrap` is done to each payload in the order in which
+    they are encoded, `unwrap` to each that arrives; the latter may raise PeerGone.
     """
 
-    def __init__(self, stream: ByteStream, kind: object) -> None:
+    def __init__(
+        self,
+        stream: ByteStream,
+        kind: object,
+        wrap: Callable[[bytes], bytes] = bytes,
+        unwrap: Callable[[bytes], bytes] = bytes,
+    ) -> None:
         self._stream = stream
+        self._wrap, self._unwrap = wrap, unwrap
         self._decoder: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(kind)
         self._encoder = msgspec.msgpack.Encoder()
         self._buffer = bytearray()
 
     def encode(self, message: msgspec.Struct) -> bytes:
         """The frame of a message; raises FrameTooLarge."""
-        payload = self._encoder.encode(message)
+        payload = self._wrap(self._encoder.encode(message))
         if len(payload) > MAX_FRAME_BYTES:
             raise FrameTooLarge(f"a message of {len(payload)} bytes is larger than a frame may be")
         return _HEADER.pack(len(payload)) + payload
@@ -86,6 +95,6 @@ class Channel(Generic[Received]):
 
     def _decode(self, payload: bytes) -> Received:
         try:
-            return self._decoder.decode(payload)
+            return self._decoder.decode(self._unwrap(payload))
         except (msgspec.MsgspecError, RecursionError) as error:  # the latter: nested too deeply
             raise PeerGone(f"something arrived that is no message: {error}") from error

@@ -43,12 +43,16 @@ class Outbox:
         if not frame:
             return
         if self._bytes + len(frame) > self._limit:
-            self._closed = True
-            self._sending.cancel()  # it most likely waits for the very peer that does not read
+            self.give_up()
             raise OutboxFull(f"{self._bytes} bytes wait for a peer that does not read")
         self._frames.append(frame)
         self._bytes += len(frame)
         self._filled.set()
+
+    def give_up(self) -> None:
+        """Take the peer for dead: `run` raises PeerGone."""
+        self._closed = True
+        self._sending.cancel()  # it most likely waits for the very peer that does not read
 
     async def run(self) -> None:
         """Send until the peer is gone or the outbox ran full; raises PeerGone."""
