@@ -15,6 +15,9 @@ from tenure.errors import CallerError
 from tenure.source import ResolvedSource, SourceKind
 
 _API_KEY = "TENURE_API_KEY"
+_KV_SECRET = "TENURE_KV_SECRET"
+
+_SECRETS = (_API_KEY, _KV_SECRET)
 
 TASKS = ("generate", "embed", "token_embed", "classify", "score")
 """What an operator may say that a model is for."""
@@ -33,6 +36,29 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def source(self) -> ResolvedSource:
         return ResolvedSource(self.kind, Path(self.path), self.name)
+
+
+class Hidden(msgspec.Struct, frozen=True):
+    """A secret: not shown when a configuration is printed."""
+
+    value: str
+
+    def __repr__(self) -> str:
+        return "Hidden()"
+
+
+class KVTransferConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine exchanges prompts with others of its cluster. Times in seconds."""
+
+    listen: str
+    """HOST:PORT where others reach it."""
+    secret: Hidden
+    """Of the cluster."""
+    peers: tuple[str, ...] = ()
+    """Hosts of other engines; empty: whichever a ticket of the cluster names."""
+    lease: float = 30.0
+    recompute: bool = True
+    """Whether a prompt that cannot be taken over is computed, or fails its request."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +85,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
     """0: one for each core that the process may use."""
     log_format: str = "text"
+    kv_transfer: KVTransferConfig | None = None
 
     @property
     def title(self) -> str:
@@ -140,6 +167,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits and switches of the HTTP surface."""
 
     version: str
+    generation_config: str = "auto"
+    """`auto`: sampling defaults are those of the model's."""
     max_n: int = 128
     max_stop_strings: int = 4
     max_logprobs: int = 20
@@ -165,6 +194,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a body from which it is read in a process of its own."""
     seed: int | None = None
     """Of requests that give none; None draws one for each."""
+    kv_transfer: bool = False
+    """Whether `kv_transfer_params` are served."""
     vllm_metrics: bool = False
     """Whether figures are exported under vLLM's names too."""
     root_path: str = ""
@@ -192,7 +223,6 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     limits: HttpLimits = HttpLimits()
     cors: CorsConfig = CorsConfig()
     tls: TlsConfig | None = None
-    generation_config: str = "auto"
     report: ReportConfig = ReportConfig()
 
     @property
@@ -236,7 +266,12 @@ def read_config(kind: type[Config], descriptor: int) -> Config:
 
 def environment_with(extra: Mapping[str, str]) -> dict[str, str]:
     """This process's environment, for a child, with `extra` where it does not say otherwise; without the API keys."""
-    return {**extra, **{name: value for name, value in os.environ.items() if name != _API_KEY}}
+    return {**extra, **{name: value for name, value in os.environ.items() if name not in _SECRETS}}
+
+
+def environment_kv_secret() -> str:
+    """The secret of the cluster from `TENURE_KV_SECRET`, or nothing."""
+    return os.environ.get(_KV_SECRET, "")
 
 
 def environment_api_keys() -> tuple[str, ...]:

@@ -149,7 +149,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
 }
 
 
-GROUPS = ("recovery", "engine", "requests", "access", "limits", "observe")
+GROUPS = ("recovery", "engine", "kv", "requests", "access", "limits", "observe")
 
 
 def flat(options: ServeOptions, *groups: str) -> dict[str, Any]:

@@ -156,9 +156,9 @@ def test_from_every_state_an_end_is_reached() -> None:
 
 def granted(claims: Claims) -> int:
     number = claims.open(PEER, b"seven", 0.0)
-    claims.hear(PEER, Granted(claim=number, tokens=40))
+    claims.hear(PEER, Granted(claim=number, block_size=16))
     assert claims.take_messages() == [(PEER, Claim(claim=number, ticket=b"seven"))]
-    assert claims.take_news() == [Told(number, News.GRANTED, 40)]
+    assert claims.take_news() == [Told(number, News.GRANTED)]
     return number
 
 
@@ -180,7 +180,7 @@ def test_a_peer_that_does_not_answer_is_told_and_not_waited_for() -> None:
     number = claims.open(PEER, b"seven", 0.0)
     assert claims.next_due == PATIENCE
     claims.expire(PATIENCE)
-    claims.hear(PEER, Granted(claim=number, tokens=40))
+    claims.hear(PEER, Granted(claim=number, block_size=16))
     assert claims.take_messages()[1:] == [(PEER, Release(claim=number))]
     assert claims.take_news() == [Told(number, News.REFUSED)]
     assert (claims.next_due, claims.open_claims) == (None, 0)
@@ -221,7 +221,7 @@ def test_a_read_that_comes_to_nothing_is_told_once(way: str) -> None:
 def test_a_peer_has_no_say_in_the_claims_of_another() -> None:
     claims = Claims(PATIENCE)
     number = claims.open(PEER, b"seven", 0.0)
-    claims.hear(OTHER, Granted(claim=number, tokens=40))
+    claims.hear(OTHER, Granted(claim=number, block_size=16))
     claims.lose(OTHER)
     assert (claims.take_news(), claims.open_claims, claims.unmatched) == ([], 1, 1)
 
@@ -380,7 +380,7 @@ class World:
                 found = self.tickets.claim(name, peer, claim, now)
                 granted = isinstance(found, int)
                 session.to_reader.append(
-                    Granted(claim=claim, tokens=16) if granted else Refused(claim=claim, reason=str(found))
+                    Granted(claim=claim, block_size=16) if granted else Refused(claim=claim, reason=str(found))
                 )
             case BeginRead(claim=claim):
                 if self.tickets.begin_read(peer, claim, now) is None:
@@ -413,7 +413,7 @@ class World:
         self.freeing += self.tickets.take_ended()
         for peer, message in self.claims.take_messages():
             self._at(peer).to_owner.append(message)
-        for claim, news, _ in self.claims.take_news():
+        for claim, news in self.claims.take_news():
             self.told[claim].append(news)
             if news is News.GRANTED:
                 self.granted.append(claim)

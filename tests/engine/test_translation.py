@@ -29,7 +29,7 @@ def test_the_executor_is_told_of_each_prompt_what_was_said_of_it() -> None:
         unattended=[0, 1, 3],
     )
     scheduler = Scheduler(Limits(max_model_len=32, num_slots=8, num_blocks=32, block_size=4))
-    scheduler.add(translation.request(7, asked, 0.0))
+    scheduler.add(translation.request(7, asked, [], 0.0))
     plan = scheduler.plan(StepBudget(tokens=64))
     assert plan is not None
     told = [(start.tokens, start.first_segment, start.unattended) for start in plan.starts]
@@ -41,7 +41,7 @@ def test_nothing_need_be_said() -> None:
         request=1, public_id="x", prompts=TokenLists.of([[1], [2]]), sampling=SamplingParams(max_tokens=1)
     )
     scheduler = Scheduler(Limits(max_model_len=32, num_slots=8))
-    scheduler.add(translation.request(7, asked, 0.0))
+    scheduler.add(translation.request(7, asked, [], 0.0))
     plan = scheduler.plan(StepBudget(tokens=64))
     assert plan is not None
     assert [(start.first_segment, start.unattended) for start in plan.starts] == [(0, 0), (0, 0)]
@@ -54,7 +54,7 @@ def test_the_choices_of_a_prompt_share_it() -> None:
         request=1, public_id="x", prompts=TokenLists.of([prompt]), sampling=SamplingParams(max_tokens=1), n=128
     )
     tracemalloc.start()
-    request = translation.request(7, asked, 0.0)
+    request = translation.request(7, asked, [], 0.0)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 32_000 * 40 + 128 * 2048

@@ -9,14 +9,18 @@ import pytest
 
 from tenure.core.claim_messages import Claim, Granted
 from tenure.peers.connections import SILENT_BEATS, Beat, Connections, Peer
-from tenure.peers.handshake import Greeting
+from tenure.peers.handshake import Greeting, Introduced
 from tenure.peers.secret import Secret
 from tenure.wire import sockets
+from tenure.wire.sockets import SocketStream
 from tests.tasks import run
 
 SECRET = Secret(b"a secret of this cluster")
 LONG = 60.0
 """A beat that does not come."""
+
+
+async def _no_blocks(_found: Introduced, _stream: SocketStream) -> None: ...
 
 
 class Engine:
@@ -29,7 +33,7 @@ class Engine:
         self.lost: list[int] = []
         self._changed = anyio.Event()
         greeting = Greeting(name, model, layout)
-        self.connections = Connections(greeting, secret, self._hear, self._lose, beat=LONG)
+        self.connections = Connections(greeting, secret, self._hear, self._lose, _no_blocks, beat=LONG)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.scope = anyio.CancelScope()
@@ -70,7 +74,7 @@ async def living(*engines: Engine) -> AsyncIterator[None]:
             engine.scope.cancel()
 
 
-CLAIM, GRANTED = Claim(claim=1, ticket=b"t"), Granted(claim=1, tokens=16)
+CLAIM, GRANTED = Claim(claim=1, ticket=b"t"), Granted(claim=1, block_size=16)
 
 
 def test_what_is_said_before_the_introduction_arrives_in_order() -> None:

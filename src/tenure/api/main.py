@@ -137,7 +137,7 @@ async def _serve(
 def _text_models(config: ApiConfig) -> dict[str, TextModel]:
     texts = {}
     for model in config.models:
-        defaults = read_sampling_defaults(model.source) if config.generation_config == "auto" else {}
+        defaults = read_sampling_defaults(model.source) if config.settings.generation_config == "auto" else {}
         name, profile = model.served_names[0], read_profile(model.source, model.task)
         text = load_text_model(name, model.source, defaults, config.created)
         texts[name] = replace(text, profile=profile, score_prompt=score_prompt_of(profile, text.template))

@@ -14,6 +14,8 @@ class RequestOptions:
 
     seed: Annotated[int | None, whole(-(2**63), 2**63 - 1)] = None
     """Seed of requests that give none; by default, and with -1, each gets a random one."""
+    generation_config: Literal["auto", "vllm"] = "auto"
+    """auto takes sampling defaults from the model's generation config, vllm does not."""
     max_n: AtLeastOne = 128
     """Most choices of one prompt."""
     max_stop_strings: AtLeastOne = 4

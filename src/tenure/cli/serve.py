@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -13,6 +14,7 @@ from tenure.cli import http_flags as http
 from tenure.cli.engine_flags import EngineOptions
 from tenure.cli.flags import Seconds, Texts, whole
 from tenure.cli.http_flags import AccessOptions, LimitOptions
+from tenure.cli.kv_flags import KVTransferOptions, kv_transfer
 from tenure.cli.model_choices import choices_of, demo_models, with_tasks
 from tenure.cli.observability_flags import ObserveOptions, report_config
 from tenure.cli.request_flags import RequestOptions
@@ -55,8 +57,6 @@ class ServeOptions:
     task: Texts = field(default_factory=list)
     """What a model is used for, as [NAME=]TASK, where its files do not say it: generate, embed, token_embed (late
     interaction), classify, score."""
-    generation_config: Literal["auto", "vllm"] = "auto"
-    """auto takes sampling defaults from the model's generation config, vllm does not."""
     api_server_count: Processes = 1
     """Processes that serve HTTP, all on the one port."""
     data_parallel_size: Processes = 1
@@ -65,6 +65,9 @@ class ServeOptions:
     """Seconds that open requests may take to finish when the server is told to stop."""
     recovery: Annotated[RecoveryOptions, Parameter(name="*", group="Recovery")] = field(default_factory=RecoveryOptions)
     engine: Annotated[EngineOptions, Parameter(name="*", group="Engines")] = field(default_factory=EngineOptions)
+    kv: Annotated[KVTransferOptions, Parameter(name="*", group="Prefill and decode apart")] = field(
+        default_factory=KVTransferOptions
+    )
     requests: Annotated[RequestOptions, Parameter(name="*", group="Requests")] = field(default_factory=RequestOptions)
     access: Annotated[AccessOptions, Parameter(name="*", group="HTTP: access")] = field(default_factory=AccessOptions)
     limits: Annotated[LimitOptions, Parameter(name="*", group="HTTP: limits")] = field(default_factory=LimitOptions)
@@ -102,7 +105,10 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
     share = max(1, cores() // len(replicas))  # models are seldom all busy, and threads go where they are: decision 8
     engine = replace(options.engine, threads=options.engine.threads or share)
     return ServeConfig(
-        engines=tuple(_engine_config(choice, index, engine, options) for choice in choices for index in replicas),
+        engines=tuple(
+            _engine_config(choice, index, number, engine, options)
+            for number, (choice, index) in enumerate(product(choices, replicas))
+        ),
         api=_api_config(choices, options),
         host=options.host,
         port=options.port,
@@ -110,12 +116,15 @@ def serve_config(models: Sequence[str], options: ServeOptions) -> ServeConfig:
     )
 
 
-def _engine_config(choice: ModelChoice, index: int, engine: EngineOptions, options: ServeOptions) -> EngineConfig:
+def _engine_config(
+    choice: ModelChoice, index: int, number: int, engine: EngineOptions, options: ServeOptions
+) -> EngineConfig:
     return EngineConfig(
         model=choice,
         index=index,
         replicas=options.data_parallel_size,
         **asdict(engine),
+        kv_transfer=kv_transfer(options.kv, number),
         log_format=options.observe.log_format,
     )
 
@@ -126,6 +135,7 @@ def _api_config(choices: tuple[ModelChoice, ...], options: ServeOptions) -> ApiC
         settings=ApiSettings(
             version=__version__,
             **asdict(options.requests),
+            kv_transfer=bool(options.kv.kv_listen),
             vllm_metrics=options.observe.vllm_metrics,
             root_path=http.root_path(options.access),
         ),
@@ -136,7 +146,6 @@ def _api_config(choices: tuple[ModelChoice, ...], options: ServeOptions) -> ApiC
         cors=http.cors(options.access),
         tls=http.tls(options.access),
         report=report_config(options.observe),
-        generation_config=options.generation_config,
     )
 
 

@@ -28,9 +28,10 @@ class Release(PeerMessage, frozen=True, kw_only=True):
 
 
 class Granted(PeerMessage, frozen=True, kw_only=True):
-    """The prompt's keys and values can be read: those of so many tokens."""
+    """The prompt's keys and values can be read."""
 
-    tokens: int
+    block_size: int
+    """Of the blocks that hold them, in tokens."""
 
 
 class Refused(PeerMessage, frozen=True, kw_only=True):

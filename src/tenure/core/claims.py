@@ -53,8 +53,6 @@ class News(StrEnum):
 class Told(NamedTuple):
     claim: int
     news: News
-    tokens: int = 0
-    """Of a prompt that was granted."""
 
 
 _ASKED = (ClaimState.CLAIMING, ClaimState.CONFIRMING)
@@ -120,9 +118,9 @@ class Claims:
             self.unmatched += 1
             return
         match message:
-            case Granted(tokens=tokens) if claim.state is ClaimState.CLAIMING:
+            case Granted() if claim.state is ClaimState.CLAIMING:
                 claim.state = ClaimState.GRANTED
-                self._news.append(Told(claim.number, News.GRANTED, tokens))
+                self._news.append(Told(claim.number, News.GRANTED))
             case Refused():
                 self._end(claim, tell_peer=False)
             case Confirmed(valid=valid) if claim.state is ClaimState.CONFIRMING:
@@ -168,6 +166,9 @@ class Claims:
     @property
     def open_claims(self) -> int:
         return len(self._claims)
+
+    def is_open(self, number: int) -> bool:
+        return number in self._claims
 
     def _end(self, claim: _Claim, *, tell_peer: bool) -> None:
         """It has come to nothing."""

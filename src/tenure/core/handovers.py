@@ -8,6 +8,12 @@ from tenure.core.ledger import BlockLease, Holder, HolderKind, Ledger, LedgerErr
 from tenure.core.report import Output
 
 
+def ticket_of(lease: BlockLease) -> int:
+    """The number of the ticket that holds a lease."""
+    (number,) = (holder.number for holder in lease.holders if holder.kind is HolderKind.TICKET)
+    return number
+
+
 class Handovers:
     """See the module's docstring."""
 
@@ -20,7 +26,7 @@ class Handovers:
         """Take note of an output; returns the number of the ticket that holds blocks by it, if one does."""
         if (lease := output.handed_over) is None:
             return None
-        (number,) = (holder.number for holder in lease.holders if holder.kind is HolderKind.TICKET)
+        number = ticket_of(lease)
         self._leases[number] = lease
         return number
 

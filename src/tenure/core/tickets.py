@@ -142,6 +142,11 @@ class Tickets:
             ticket = None
         self._end(ticket, TicketEvent.RELEASE)
 
+    def withdraw(self, number: int) -> None:
+        """Nobody can bring the ticket any more."""
+        ticket = self._tickets.get(number)
+        self._end(ticket if ticket is not None and ticket.state is TicketState.OFFERED else None, TicketEvent.RELEASE)
+
     def lose(self, peer: int) -> None:
         """The connection to a peer has ended, and so have its claims."""
         for (holder, _), ticket in list(self._by_claim.items()):

@@ -3,6 +3,7 @@
 What a model is used for decides: one that reads each text in one piece needs no cache and a runner of its own.
 """
 
+import hashlib
 import secrets
 import time
 from typing import NamedTuple
@@ -35,6 +36,8 @@ from tenure.wire.messages import ModelCard
 
 _LEAST_CAPACITY = 2
 _WARM_UP_TOKENS = 64
+_SET_ASIDE = 0.25
+"""The part of the cache that prompts of and for other engines may occupy."""
 _DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -47,6 +50,9 @@ class Engine(NamedTuple):
     card: ModelCard
     results: StepResults
     """Of the runner's steps."""
+    cache: KVCache | None
+    fingerprint: str
+    """Of the model: another with the same would compute the same keys and values."""
 
 
 def assemble(config: EngineConfig) -> Engine:
@@ -65,7 +71,7 @@ def assemble(config: EngineConfig) -> Engine:
     estimator = StepCostEstimator()
     _warm_up(loaded, profile, estimator)
     card = _card(config, profile, loaded, time.monotonic() - started)
-    return Engine(scheduler, loaded.runner, estimator, card, results)
+    return Engine(scheduler, loaded.runner, estimator, card, results, loaded.cache, loaded.fingerprint)
 
 
 class _Loaded(NamedTuple):
@@ -73,6 +79,8 @@ class _Loaded(NamedTuple):
     limits: Limits
     vocabulary_size: int
     dtype: torch.dtype
+    cache: KVCache | None = None
+    fingerprint: str = ""
 
 
 def _encoder(config: EngineConfig, profile: ModelProfile, results: StepResults) -> _Loaded:
@@ -92,7 +100,15 @@ def _decoder(config: EngineConfig, profile: ModelProfile, results: StepResults, 
         else PoolingHead(model, profile.pooling_task, profile.normalize)
     )
     runner = DecoderRunner(model, cache, head, limits.num_slots, limits.max_model_len, results)
-    return _Loaded(runner, limits, model.config.vocab_size, model.dtype)
+    return _Loaded(runner, limits, model.config.vocab_size, model.dtype, cache, _fingerprint(model))
+
+
+def _fingerprint(model: LlamaModel) -> str:
+    """Made of the model's shape and of some of its weights, which no fine-tuning leaves all as they are."""
+    found = hashlib.sha256(repr((model.config, model.dtype)).encode())
+    for weights in (model.embedding_VD[:: max(1, len(model.embedding_VD) // 64)], model.final_norm.weight_D):
+        found.update(weights.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return found.hexdigest()[:32]
 
 
 def _output_head(source: ResolvedSource, profile: ModelProfile, tokens: frozenset[int]) -> OutputHead:
@@ -116,7 +132,11 @@ def _make_room(config: EngineConfig, model: LlamaModel) -> tuple[Limits, KVCache
         raise CallerError(f"--kv-cache-memory {config.kv_cache_memory} GiB is less than one block ({per_block} bytes)")
     cache = KVCache(model.cache_shape, blocks, config.block_size, config.device)
     limits = Limits(
-        max_model_len=window, num_blocks=blocks, block_size=config.block_size, num_slots=config.max_num_seqs
+        max_model_len=window,
+        num_blocks=blocks,
+        block_size=config.block_size,
+        num_slots=config.max_num_seqs,
+        set_aside=0 if config.kv_transfer is None else int(_SET_ASIDE * blocks),
     )
     if limits.capacity < _LEAST_CAPACITY:
         raise CallerError(f"window and cache leave room for {limits.capacity} token: a prompt and an answer need two")

@@ -17,21 +17,25 @@ The loop's thread calls `publish` alone; what it tells is handed to `deliver` by
 import logging
 import queue
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import count
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
 
 from tenure.core.admission import Gate, GateLimits, Permit
+from tenure.core.fetches import Fetch
+from tenure.core.handovers import ticket_of
 from tenure.core.ledger import LedgerError
 from tenure.core.report import Output
 from tenure.engine import translation
 from tenure.engine.cancel_relay import CancelRelay
 from tenure.engine.ledger_report import engine_ledger
 from tenure.engine.orders import Add, Cancel, Ending, EngineSnapshot, Finish, Order, Resume, ShowHolders, Stall
-from tenure.errors import Refusal
+from tenure.errors import CallerError, Refusal
 from tenure.outcomes import Outcome
 from tenure.process.reports import HEARTBEAT_INTERVAL
 from tenure.wire import messages as wire
@@ -39,6 +43,9 @@ from tenure.wire.conversation import converse
 from tenure.wire.framing import Channel, PeerGone
 from tenure.wire.outbox import Outbox, OutboxFull
 from tenure.wire.sockets import SocketStream
+
+if TYPE_CHECKING:
+    from tenure.engine.kv_service import KVService  # an engine without peers does without it
 
 logger = logging.getLogger("tenure.engine")
 
@@ -48,14 +55,16 @@ _OTHER_VERSION = f"this engine speaks version {wire.PROTOCOL_VERSION} of the pro
 class _Open:
     """An admitted request: its permit, where its outputs go, and what the loop has been told about its end."""
 
-    __slots__ = ("cancelled", "connection", "finished", "number", "permit", "public_id", "stalled", "wire_number")
+    __slots__ = ("cancelled", "claims", "connection", "finished", "number", "permit", "stalled", "submit")
 
-    def __init__(self, number: int, permit: Permit, connection: "_Connection", submit: wire.Submit) -> None:
+    def __init__(
+        self, number: int, permit: Permit, connection: "_Connection", submit: wire.Submit, claims: Sequence[int]
+    ) -> None:
         self.number = number
         self.permit = permit
         self.connection = connection
-        self.wire_number = submit.request
-        self.public_id = submit.public_id
+        self.submit = submit
+        self.claims = claims
         self.cancelled = False
         self.stalled = False
         self.finished: set[int] = set()
@@ -87,6 +96,7 @@ class EngineServer:
         self._card: wire.ModelCard | None = None
         self._gate: Gate | None = None
         self._orders: queue.Queue[Order] | None = None
+        self._kv: KVService | None = None
         self._snapshot: EngineSnapshot | None = None
         self._asking: list[tuple[int, int]] = []  # for holders: numbers of connections, and their sequence numbers
         self._open: dict[int, _Open] = {}
@@ -97,9 +107,11 @@ class EngineServer:
 
     # called by the engine's main, through the event loop
 
-    def start_serving(self, card: wire.ModelCard, limits: GateLimits, orders: "queue.Queue[Order]") -> None:
-        """The model is loaded and the loop is about to run."""
-        self._card, self._gate, self._orders = card, Gate(limits), orders
+    def start_serving(
+        self, card: wire.ModelCard, limits: GateLimits, orders: "queue.Queue[Order]", kv: "KVService | None" = None
+    ) -> None:
+        """The model is loaded and the loop is about to run. `kv` is for exchange with other engines."""
+        self._card, self._gate, self._orders, self._kv = card, Gate(limits), orders, kv
         for connection in self._connections.values():
             if connection.greeted:
                 self._send(connection, wire.Ready(card=card, epoch=self._epoch))
@@ -114,7 +126,7 @@ class EngineServer:
         for output in outputs:
             entry = self._open[output.request]
             by_connection.setdefault(entry.connection.number, []).extend(
-                translation.item_outputs(entry.wire_number, output)
+                translation.item_outputs(entry.submit.request, output, self._offer(entry, output))
             )
         for number, items in by_connection.items():
             for message in translation.step_outputs(step, items):
@@ -122,14 +134,29 @@ class EngineServer:
         for ending in ended:
             self._end(ending)
 
+    def _offer(self, entry: _Open, output: Output) -> str:
+        """The text of the ticket for what an output hands over; none for most."""
+        lease, submit = output.handed_over, entry.submit
+        if lease is None or self._kv is None:
+            return ""
+        prompt = submit.prompts[output.index // submit.n]
+        number = ticket_of(lease)
+        text = self._kv.offer(entry.number, number, lease.blocks, prompt, submit.cache_salt)
+        if entry.connection.number not in self._connections:
+            self._kv.withdraw(number)
+        return text
+
     def _end(self, ending: Ending) -> None:
         assert self._gate is not None
         entry = self._open.pop(ending.number)
         self._gate.release(entry.permit, time.monotonic())
-        entry.connection.requests.pop(entry.wire_number)
-        self._relay.end(entry.public_id, ending.outcome)
+        if self._kv is not None:
+            self._kv.release(entry.claims)
+            self._kv.offers.forget(entry.number)
+        entry.connection.requests.pop(entry.submit.request)
+        self._relay.end(entry.submit.public_id, ending.outcome)
         ended = wire.Ended(
-            request=entry.wire_number,
+            request=entry.submit.request,
             outcome=ending.outcome,
             message=ending.message,
             queue_seconds=ending.queue_seconds,
@@ -153,7 +180,7 @@ class EngineServer:
 
     def _lose(self, connection: _Connection) -> None:
         del self._connections[connection.number]
-        self._relay.lose(connection.number, (entry.public_id for entry in connection.requests.values()))
+        self._relay.lose(connection.number, (entry.submit.public_id for entry in connection.requests.values()))
         self._answer()
         for entry in connection.requests.values():
             if not entry.cancelled:
@@ -196,22 +223,62 @@ class EngineServer:
     def _submit(self, connection: _Connection, submit: wire.Submit) -> None:
         if submit.request in connection.requests:
             raise PeerGone(f"request {submit.request} was submitted twice")
-        answer = self._ask(connection, submit)
+        number, claims = next(self._numbers), self._claims_of(submit)
+        if isinstance(claims, Refusal):
+            self._send(connection, translation.refused(submit.request, claims))
+            return
+        answer = self._ask(connection, number, submit)
         if isinstance(answer, Refusal):
+            if self._kv is not None:
+                self._kv.release(claims)
             self._send(connection, translation.refused(submit.request, answer))
             return
-        number = next(self._numbers)
-        self._open[number] = connection.requests[submit.request] = _Open(number, answer, connection, submit)
+        self._open[number] = connection.requests[submit.request] = _Open(number, answer, connection, submit, claims)
         self._send(connection, wire.Admitted(request=submit.request))  # before a step occupies the cores
-        self._order(Add(partial(translation.request, number, submit, time.monotonic())))
+        self._order(Add(partial(translation.request, number, submit, claims, time.monotonic())))
 
-    def _ask(self, connection: _Connection, submit: wire.Submit) -> Permit | Refusal:
+    def _claims_of(self, submit: wire.Submit) -> list[int] | Refusal:
+        """Claim the tickets of a request, before anything else is looked at."""
+        if not submit.tickets:
+            return []
+        if self._kv is None:
+            return Refusal(Outcome.INVALID, "invalid_request", "this engine takes over no prompts from others")
+        claims: list[int] = []
+        try:
+            for text, prompt in zip(submit.tickets, submit.prompts, strict=True):
+                claims.append(self._kv.claim(text, prompt, submit.cache_salt) if text else 0)
+        except (CallerError, ValueError) as error:
+            self._kv.release(claims)
+            return Refusal(Outcome.INVALID, "invalid_request", f"`kv_transfer_params.ticket`: {error}")
+        return claims
+
+    def _ask(self, connection: _Connection, number: int, submit: wire.Submit) -> Permit | Refusal:
         if not connection.greeted:
             return Refusal(Outcome.UNAVAILABLE, "engine_unavailable", _OTHER_VERSION)
         if self._gate is None:
             return Refusal(Outcome.UNAVAILABLE, "engine_unavailable", "the model is being loaded; try again shortly")
         pooled = submit.pooling is not None
-        return self._gate.ask(submit.prompts, submit.n, pooled=pooled, now=time.monotonic())
+        answer = self._gate.ask(submit.prompts, submit.n, pooled=pooled, now=time.monotonic())
+        if submit.handover and isinstance(answer, Permit) and not self._promise(number, submit):
+            self._gate.release(answer, time.monotonic())
+            message = "too many prompts wait to be taken over by other engines; try again later"
+            return Refusal(Outcome.QUEUE_FULL, "queue_full", message, 1.0)
+        return answer
+
+    def _promise(self, number: int, submit: wire.Submit) -> bool:
+        assert self._card is not None
+        blocks = sum(-(-length // self._card.block_size) for length in submit.prompts.lengths())
+        return self._kv is not None and self._kv.offers.promise(number, blocks * submit.n)
+
+    def fetch(self, fetches: Sequence[Fetch]) -> None:
+        """The loop begins to fetch these."""
+        assert self._kv is not None
+        self._kv.fetch(fetches)
+
+    def freed(self, ticket: int) -> None:
+        """The loop has let go of the blocks of a ticket."""
+        assert self._kv is not None
+        self._kv.freed(ticket)
 
     def _cancel(self, entry: _Open | None, outcome: Outcome) -> None:
         if entry is None or entry.cancelled:

@@ -7,10 +7,13 @@ import queue
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 
 from tenure.core.admission import GateLimits
+from tenure.core.fetches import Fetch
 from tenure.core.report import Output
 from tenure.engine.engine_server import EngineServer
 from tenure.engine.orders import Ending, EngineSnapshot, Order, Progress, Stop
@@ -18,6 +21,9 @@ from tenure.process.reports import HEARTBEAT_INTERVAL, Alive
 from tenure.process.system import end_of_file, request_short_time_slices
 from tenure.wire import sockets
 from tenure.wire.messages import ModelCard
+
+if TYPE_CHECKING:
+    from tenure.engine.kv_service import KVService  # an engine without peers does without it
 
 logger = logging.getLogger("tenure.engine")
 
@@ -40,14 +46,15 @@ class IOThread:
         self._engine_server = engine_server
         self._report = report
         self._listener = listener
-        self._control_pipe = control_pipe
         self._outgoing: queue.Queue[Callable[[], None]] = queue.Queue(_OUTGOING_LIMIT)
         self._anything_told = anyio.Event()
-        self._thread = threading.Thread(target=self._run, name="tenure-io", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(control_pipe,), name="tenure-io", daemon=True)
         self._started = threading.Event()
         self._ended = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scope: anyio.CancelScope | None = None
+        self._is_serving = anyio.Event()
+        self._kv: KVService | None = None
         self._orders: queue.Queue[Order] | None = None
         self._progress: Callable[[], Progress] = lambda: Progress(0, runs=False)
 
@@ -57,12 +64,17 @@ class IOThread:
         self._started.wait()
 
     def start_serving(
-        self, card: ModelCard, limits: GateLimits, orders: "queue.Queue[Order]", progress: Callable[[], Progress]
+        self,
+        card: ModelCard,
+        limits: GateLimits,
+        orders: "queue.Queue[Order]",
+        progress: Callable[[], Progress],
+        kv: "KVService | None" = None,
     ) -> None:
-        """Let the engine server admit requests; their orders go into `orders`."""
+        """Let the engine server admit requests; their orders go into `orders`. `kv` serves other engines."""
         self._orders = orders
         self._progress = progress
-        self._soon(lambda: self._engine_server.start_serving(card, limits, orders))
+        self._soon(partial(self._start_serving, card, limits, orders, kv))
         if self._ended.is_set():  # while the model was being loaded
             orders.put(Stop())
 
@@ -80,6 +92,12 @@ class IOThread:
 
     def show(self, snapshot: EngineSnapshot) -> None:
         self._hand_over(lambda: self._engine_server.show(snapshot))
+
+    def fetch(self, fetches: list[Fetch]) -> None:
+        self._hand_over(lambda: self._engine_server.fetch(fetches))
+
+    def freed(self, number: int) -> None:
+        self._hand_over(lambda: self._engine_server.freed(number))
 
     def emit(self, step: int, outputs: list[Output], ended: list[Ending]) -> None:
         self._hand_over(lambda: self._engine_server.deliver(step, outputs, ended))
@@ -110,13 +128,20 @@ class IOThread:
             while not self._outgoing.empty():
                 self._outgoing.get_nowait()()
 
+    def _start_serving(
+        self, card: ModelCard, limits: GateLimits, orders: "queue.Queue[Order]", kv: "KVService | None"
+    ) -> None:
+        self._engine_server.start_serving(card, limits, orders, kv)
+        self._kv = kv
+        self._is_serving.set()
+
     def _end(self) -> None:
         if self._scope is not None:
             self._scope.cancel()
 
-    def _run(self) -> None:
+    def _run(self, control_pipe: int) -> None:
         try:
-            anyio.run(self._main, backend_options={"use_uvloop": True})
+            anyio.run(self._main, control_pipe, backend_options={"use_uvloop": True})
         except BaseException:
             logger.exception("the I/O thread failed")
         finally:
@@ -125,21 +150,27 @@ class IOThread:
             if self._orders is not None:
                 self._orders.put(Stop())
 
-    async def _main(self) -> None:
+    async def _main(self, control_pipe: int) -> None:
         request_short_time_slices()
         self._loop = asyncio.get_running_loop()
         with self._listener:
-            await self._serve()
+            await self._serve(control_pipe)
 
-    async def _serve(self) -> None:
+    async def _serve(self, control_pipe: int) -> None:
         async with anyio.create_task_group() as group:
             self._scope = group.cancel_scope
+            group.start_soon(self._serve_peers)
             group.start_soon(sockets.serve, self._listener, self._engine_server.serve)
             group.start_soon(self._engine_server.heartbeat)
             group.start_soon(self._report_alive)
             group.start_soon(self._deliver)
-            group.start_soon(self._exit_with_supervisor)
+            group.start_soon(_exit_with_supervisor, control_pipe)
             self._started.set()
+
+    async def _serve_peers(self) -> None:
+        await self._is_serving.wait()
+        if self._kv is not None:
+            await self._kv.run()
 
     async def _report_alive(self) -> None:
         """Orders that the loop does not take are work as well: it may hang between two steps."""
@@ -149,7 +180,8 @@ class IOThread:
             self._report(Alive(step=step, busy=runs or waiting))
             await anyio.sleep(HEARTBEAT_INTERVAL)
 
-    async def _exit_with_supervisor(self) -> None:
-        await end_of_file(self._control_pipe)
-        # Without its supervisor the engine has nobody to work for, and the step that runs need not be waited for.
-        os._exit(0)
+
+async def _exit_with_supervisor(control_pipe: int) -> None:
+    await end_of_file(control_pipe)
+    # Without its supervisor the engine has nobody to work for, and the step that runs need not be waited for.
+    os._exit(0)

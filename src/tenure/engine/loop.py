@@ -22,6 +22,7 @@ from tenure.core.report import Output
 from tenure.core.request import Request
 from tenure.core.scheduler import Scheduler
 from tenure.engine.audit import IdleAudit
+from tenure.engine.kv_exchange import KVExchange
 from tenure.engine.ledger_report import holder_rows
 from tenure.engine.orders import (
     Add,
@@ -74,12 +75,13 @@ class EngineLoop:
         tuner: StepTuner,
         clock: Callable[[], float] = time.monotonic,
         depth: int = 0,
+        exchange: KVExchange | None = None,
     ) -> None:
         self.progress = Progress(0, runs=False)
-        self._depth = depth
-        self._in_flight: deque[_Launched] = deque()
+        self._in_flight: deque[_Launched] = deque(maxlen=1 + depth)
         self._landed_at = 0.0
         self._scheduler = scheduler
+        self._exchange = exchange
         self._deadlines = Deadlines()
         self._runner = runner
         self._orders = orders
@@ -96,6 +98,8 @@ class EngineLoop:
         idle = True
         while self._receive(wait=idle):
             self._expire()
+            if self._exchange is not None:
+                self._exchange.begin()
             plan = self._scheduler.plan(self._tuner.budget())
             if self._holders_requested:  # shown after planning, since this step may be all that an item needs
                 self._holders_requested = False
@@ -103,7 +107,7 @@ class EngineLoop:
             if plan is not None:
                 self._launch(plan)
             idle = not self._in_flight
-            if len(self._in_flight) > (0 if plan is None else self._depth):
+            if self._in_flight and (plan is None or len(self._in_flight) == self._in_flight.maxlen):
                 self._land()
 
     def _receive(self, wait: bool) -> bool:
@@ -153,6 +157,8 @@ class EngineLoop:
                 self._scheduler.add(request := make())
                 self._deadlines.add(request)
                 self._stats.admit(request)
+                if self._exchange:
+                    self._exchange.add(request)
             case Cancel(number, outcome):
                 return self._scheduler.cancel(number, outcome)
             case Finish(number, item):
@@ -161,6 +167,9 @@ class EngineLoop:
                 self._scheduler.stall(number)
             case Resume(number):
                 self._scheduler.resume(number)
+            case _:
+                assert self._exchange is not None
+                return self._exchange.apply(order)
         return []
 
     def _launch(self, plan: StepPlan) -> None:
@@ -189,10 +198,7 @@ class EngineLoop:
         self._emit(effects.outputs, effects.ended, plan.number)
 
     def _note_start(self, plan: StepPlan, now: float) -> None:
-        """Only rows of items that were just started can be the first ones of their requests.
-
-        They are shown as running from now on, since the step may be all that they need.
-        """
+        """Items that were just started are shown as running from now on: the step may be all that they need."""
         if not plan.starts:
             return
         self._stats.start(self._scheduler.items_of(plan.number)[-len(plan.starts) :], now)
@@ -210,6 +216,8 @@ class EngineLoop:
 
     def _emit(self, outputs: list[Output], ended: list[Request], step: int = 0) -> None:
         now = self._clock()
+        if self._exchange is not None:
+            self._exchange.note(outputs, ended)
         self._stats.output(outputs, now)
         endings = [Ending.of(request, self._stats.end(request, now)) for request in ended]
         self._audit.note_change()

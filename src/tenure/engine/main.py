@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -32,6 +33,10 @@ from tenure.observe.logs import configure_logging
 from tenure.process.reports import Failed, Loaded, offer_report, write_report
 from tenure.process.system import die_with_parent
 
+if TYPE_CHECKING:
+    from tenure.engine.kv_exchange import KVExchange
+    from tenure.engine.kv_service import KVService
+
 logger = logging.getLogger("tenure.engine")
 
 _SWITCH_INTERVAL = 0.001
@@ -49,8 +54,9 @@ def main() -> int:
     configure_logging(config.title, config.log_format)
     sys.setswitchinterval(_SWITCH_INTERVAL)
     torch.set_num_threads(config.threads or cores())
+    epoch = secrets.token_hex(8)
     io_thread = IOThread(
-        EngineServer(secrets.token_hex(8), config.index),
+        EngineServer(epoch, config.index),
         socket.socket(fileno=listener),
         sys.stdin.fileno(),
         partial(offer_report, report),
@@ -59,15 +65,42 @@ def main() -> int:
     with torch.inference_mode():
         try:
             engine = assemble(config)
+            orders: queue.Queue[Order] = queue.Queue(_ORDERS_PER_ITEM * engine.card.most_items)
+            exchange, service = _exchange(config, engine, epoch, orders, io_thread)
         except (CallerError, ResourceError) as error:
             write_report(report, Failed(message=str(error)))
             return 1
-        _run(engine, config, io_thread, report)
+        loop = _loop(engine, config, orders, io_thread, exchange)
+        limits = GateLimits(
+            items=engine.card.most_items,
+            tokens=engine.card.most_prompt_tokens,
+            capacity=engine.scheduler.limits.capacity,
+            vocabulary_size=engine.card.vocabulary_size,
+        )
+        io_thread.start_serving(engine.card, limits, orders, lambda: loop.progress, service)
+        write_report(report, Loaded(card=engine.card))
+        loop.run()
     return 0 if io_thread.stop() else 1
 
 
-def _run(engine: Engine, config: EngineConfig, io_thread: IOThread, report: int) -> None:
-    orders: queue.Queue[Order] = queue.Queue(_ORDERS_PER_ITEM * engine.card.most_items)
+def _exchange(
+    config: EngineConfig, engine: Engine, epoch: str, orders: "queue.Queue[Order]", io_thread: IOThread
+) -> "tuple[KVExchange | None, KVService | None]":
+    """Both sides of the exchange of prompts with other engines, where there is one. Raises ResourceError."""
+    if config.kv_transfer is None or engine.cache is None:
+        return None, None
+    from tenure.engine.kv_assembly import assemble_exchange  # noqa: PLC0415 -- others do without it
+
+    return assemble_exchange(config.kv_transfer, engine, epoch, orders.put_nowait, io_thread)
+
+
+def _loop(
+    engine: Engine,
+    config: EngineConfig,
+    orders: "queue.Queue[Order]",
+    io_thread: IOThread,
+    exchange: "KVExchange | None",
+) -> EngineLoop:
     tuner = StepTuner(
         engine.estimator,
         max_tokens=config.max_num_batched_tokens,
@@ -75,16 +108,7 @@ def _run(engine: Engine, config: EngineConfig, io_thread: IOThread, report: int)
         governor=ThreadGovernor(torch.get_num_threads(), engine.results.set_threads) if config.step_time else None,
     )
     depth = int(config.async_scheduling)
-    loop = EngineLoop(engine.scheduler, engine.runner, orders, io_thread, tuner, depth=depth)
-    limits = GateLimits(
-        items=engine.card.most_items,
-        tokens=engine.card.most_prompt_tokens,
-        capacity=engine.scheduler.limits.capacity,
-        vocabulary_size=engine.card.vocabulary_size,
-    )
-    io_thread.start_serving(engine.card, limits, orders, lambda: loop.progress)
-    write_report(report, Loaded(card=engine.card))
-    loop.run()
+    return EngineLoop(engine.scheduler, engine.runner, orders, io_thread, tuner, depth=depth, exchange=exchange)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,37 @@ class Resume(NamedTuple):
     number: int
 
 
+class GrantClaim(NamedTuple):
+    """The prompt of a claim can be fetched. These five are for engines with a `KVExchange`."""
+
+    claim: int
+
+
+class RefuseClaim(NamedTuple):
+    """The prompt of a claim cannot be fetched."""
+
+    claim: int
+
+
+class EndTransfer(NamedTuple):
+    """It is proven that a transfer writes no more."""
+
+    transfer: int
+
+
+class SettleFetch(NamedTuple):
+    """What a transfer has read is the prompt's, or not."""
+
+    transfer: int
+    confirmed: bool
+
+
+class FreeTicket(NamedTuple):
+    """Let go of the blocks of a ticket; answered by `ExchangePort.freed`."""
+
+    number: int
+
+
 class ShowHolders(NamedTuple):
     """Have `Port.show` called."""
 
@@ -45,7 +76,8 @@ class Stop(NamedTuple):
     """The last order."""
 
 
-Change = Add | Cancel | Finish | Stall | Resume
+ExchangeOrder = GrantClaim | RefuseClaim | EndTransfer | SettleFetch | FreeTicket
+Change = Add | Cancel | Finish | Stall | Resume | ExchangeOrder
 Order = Change | ShowHolders | Stop
 
 

@@ -1,6 +1,6 @@
 """Conversions between the messages of the wire and the types of the core."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from tenure.core.report import Output
 from tenure.core.request import Request, RequestSpec
@@ -14,13 +14,18 @@ PART_BYTES = 128 * 1024
 """About the most that one message has: an API process decodes it at once, and does nothing else meanwhile."""
 
 
-def request(number: int, submit: wire.Submit, now: float) -> Request:
-    """The core's request for a `Submit`; `number` is the engine's own, `now` is on the loop's clock."""
+def request(number: int, submit: wire.Submit, claims: Sequence[int], now: float) -> Request:
+    """The core's request for a `Submit`; `number` is the engine's own, `now` is on the loop's clock.
+
+    `claims` are those on its prompts, as in `RequestSpec`.
+    """
     none = [0] * len(submit.prompts)
     spec = RequestSpec(
         list(submit.prompts),
         attach(submit.sampling, submit.masks),
         n=submit.n,
+        handover=submit.handover,
+        claims=claims,
         priority=submit.priority,
         cache_salt=submit.cache_salt,
         pooling=submit.pooling,
@@ -47,7 +52,7 @@ def refused(number: int, refusal: Refusal) -> wire.Refused:
     )
 
 
-def item_outputs(number: int, output: Output) -> Iterator[wire.ItemOutput]:
+def item_outputs(number: int, output: Output, ticket: str = "") -> Iterator[wire.ItemOutput]:
     """The message for an output of the scheduler, or its parts; `number` is the connection's own."""
     *parts, (prompt_logprobs, pooled) = _parts(output)
     cached = output.cached_tokens
@@ -63,6 +68,7 @@ def item_outputs(number: int, output: Output) -> Iterator[wire.ItemOutput]:
         prompt_logprobs=prompt_logprobs,
         cached_tokens=cached,
         pooled=pooled,
+        ticket=ticket,
     )
 
 

@@ -88,6 +88,10 @@ class KVCache:
         least, greatest = memory.view(-1, self.shape.head_dim).index_select(0, rows).aminmax()
         return bool(least.isfinite() & greatest.isfinite())  # both are NaN when any value is
 
+    def block(self, number: int) -> list[memoryview]:
+        """The bytes of a block, a piece for each group: to be sent, or to be received into. On the CPU alone."""
+        return [memory[number].view(torch.uint8).numpy().reshape(-1).data for memory in self.groups.values()]
+
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero blocks that may hold values that are not finite, before another item gets them."""
         for memory in self.groups.values() if blocks else ():

@@ -1,4 +1,4 @@
-"""The connections of an engine to others of its cluster, for what they say of tickets and claims.
+"""The connections of an engine to others of its cluster, for what they say of tickets and claims, and for blocks.
 
     (none) --connect, or a peer connects--> introducing --both have the secret--> talking --either is gone--> (none)
 
@@ -15,7 +15,7 @@ Owned by the engine's I/O thread.
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 
 import anyio
@@ -40,6 +40,10 @@ _INTRODUCTION = 5.0
 """Seconds in which a connection must be made, and both sides know each other."""
 _BACK_OFF = 1.0
 """Seconds after a failed attempt in which no other is made."""
+
+
+BLOCKS = "blocks"
+"""The purpose of a connection that is for the bytes of blocks."""
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
@@ -90,6 +94,7 @@ class Connections:
         secret: Secret,
         on_message: Callable[[Peer, ToOwner | ToReader | Beat], None],
         on_lost: Callable[[Peer], None],
+        serve_blocks: Callable[[Introduced, SocketStream], Awaitable[None]],
         *,
         beat: float = BEAT,
     ) -> None:
@@ -97,6 +102,7 @@ class Connections:
         self._secret = secret
         self._on_message = on_message
         self._on_lost = on_lost
+        self._serve_blocks = serve_blocks
         self._beat = beat
         self._numbers = count(1)
         self._peers: dict[int, Peer] = {}
@@ -131,6 +137,10 @@ class Connections:
         """The peer with this number; None once it is lost."""
         return self._peers.get(number)
 
+    def talking(self) -> list[Peer]:
+        """The peers that are introduced."""
+        return [peer for peer in self._peers.values() if peer.greeting is not None]
+
     async def serve(self, stream: SocketStream) -> None:
         """Serve an engine that has connected, until either is gone."""
         await self._talk(self._new(""), stream, answer(self._greeting, self._secret))
@@ -160,6 +170,10 @@ class Connections:
             with anyio.fail_after(_INTRODUCTION):
                 found = await run_exchange(exchange, stream)
             self._check(peer, found.peer)
+            if found.peer.purpose == BLOCKS:
+                await self._serve_blocks(found, stream)
+                reason = "it has been sent blocks"
+                return
             channel: Channel[Said] = Channel(stream, Said, found.outgoing.wrap, found.incoming.unwrap)
             outbox = Outbox(channel)
             peer.introduce(found.peer, outbox)
@@ -180,7 +194,7 @@ class Connections:
             what = "serves another model" if greeting.model != ours.model else "lays out its cache in another way"
             logger.error("the engine %s, which %s, was turned away", greeting.engine, what)
             raise PeerGone(f"it {what}")
-        for other in self._peers.values():
+        for other in self._peers.values() if greeting.purpose != BLOCKS else ():
             if not peer.address and not other.address and other.greeting and other.greeting.engine == greeting.engine:
                 other.end()
 

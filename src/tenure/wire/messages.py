@@ -64,6 +64,10 @@ class Submit(Message, frozen=True):
     """Per prompt, how many of its last tokens no token attends to; empty when all are attended to."""
     masks: TokenMasks | None = None
     """What `sampling` would have of long lists of tokens."""
+    handover: bool = False
+    """Another engine goes on: the first output of each item has a ticket for its prompt."""
+    tickets: list[str] = []
+    """Per prompt, one for its keys and values, computed by another engine, or ""; empty when there is none."""
 
 
 class Cancel(Message, frozen=True):
@@ -207,6 +211,8 @@ class ItemOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Prompt tokens taken from the prefix cache; set on the first output of an item."""
     pooled: Pooled | None = None
     """The answer to a pooling item, with its finish reason."""
+    ticket: str = ""
+    """With the finish reason, where the request asks for a handover."""
 
     @property
     def size(self) -> int:

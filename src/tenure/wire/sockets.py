@@ -64,6 +64,10 @@ class SocketStream(ByteStream):
         except OSError:
             return 0
 
+    def detach(self) -> socket.socket:
+        """The socket, which is the caller's from now on."""
+        return socket.socket(fileno=self._socket.detach())
+
     async def send_eof(self) -> None:
         self._socket.shutdown(socket.SHUT_WR)
 

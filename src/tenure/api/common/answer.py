@@ -31,6 +31,7 @@ class Piece:
     stop_reason: StopReason = None
     """The stop string or stop token that ended the item; None at an end token of the model and otherwise."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    ticket: str = ""
     engine_goes_on: bool = False
     """A stop string ended the item here, and the engine has to be told (`FinishItem`)."""
 
@@ -53,7 +54,7 @@ class Answer:
         self.unfinished = job.items
         self._job = job
         self._tokenizer = tokenizer
-        self._interval = job.stream_interval if job.stream else 1
+        self._interval = job.report.stream_interval if job.stream else 1
         self._unfinished: dict[int, _UnfinishedItem] = {}
         self._finished: set[int] = set()
         self._prompt_tokens = job.prompt_tokens
@@ -95,7 +96,8 @@ class Answer:
         if delta.finish_reason is not None:
             self._finish(output.index, item)
         goes_on = delta.stopped is not None and output.finish_reason is None
-        piece = Piece(output.index, delta, first, _stop_reason(delta, output), item.prompt_logprobs, goes_on)
+        reason = _stop_reason(delta, output)
+        piece = Piece(output.index, delta, first, reason, item.prompt_logprobs, output.ticket, goes_on)
         item.prompt_logprobs = None
         return piece
 
@@ -123,6 +125,7 @@ class ItemAnswer:
     finish_reason: FinishReason | None = None
     stop_reason: StopReason = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    ticket: str = ""
     parts: list[str] = field(default_factory=list)
 
     def add(self, piece: Piece) -> None:
@@ -133,6 +136,7 @@ class ItemAnswer:
         self.text_offsets += delta.text_offsets
         if piece.prompt_logprobs is not None:
             self.prompt_logprobs = piece.prompt_logprobs
+        self.ticket = piece.ticket or self.ticket
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_reason = piece.stop_reason

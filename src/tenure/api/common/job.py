@@ -23,6 +23,17 @@ class ReportOptions:
     """Alternatives per prompt token; -1 all."""
     include_usage: bool = False
     continuous_usage: bool = False
+    stream_interval: int = 1
+    """Tokens per streamed chunk at least."""
+
+
+@dataclass(frozen=True)
+class KVTransfer:
+    """What a request asks of two engines: that its prompts be handed over, or that tickets for them be used."""
+
+    handover: bool = False
+    tickets: Sequence[str] = ()
+    """One for each prompt, or none."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +50,6 @@ class Job:
     prompts: TokenLists = field(default_factory=TokenLists)
     prompt_texts: Sequence[str] = ()
     """One per prompt; empty unless the response shows them."""
-    stream_interval: int = 1
-    """Tokens per streamed chunk at least."""
     echo_prompt: bool = False
     """Completions only: each choice repeats its prompt first."""
     echo: str | None = None
@@ -48,6 +57,7 @@ class Job:
     role: str = "assistant"
     priority: int = 0
     cache_salt: str = ""
+    transfer: KVTransfer = KVTransfer()
 
     @property
     def items(self) -> int:
@@ -67,4 +77,6 @@ class Job:
             n=self.n,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            handover=self.transfer.handover,
+            tickets=list(self.transfer.tickets),
         )

@@ -50,7 +50,7 @@ def refuse_unserved(request: SamplingFields, numbers: Numbers) -> None:
         raise unsupported("thinking_token_budget")
     if request.response_format is not None and request.response_format.type != "text":
         raise invalid_request("`response_format` of a type other than `text` is not supported yet.", "response_format")
-    for name in ("structured_outputs", "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "watermarking"):
+    for name in ("structured_outputs", "ec_transfer_params", "vllm_xargs", "watermarking"):
         if getattr(request, name) not in (None, False, {}):
             raise unsupported(name)
 

@@ -9,6 +9,7 @@ from tenure.api.common.job import Job
 from tenure.api.common.json_parts import list_parts
 from tenure.api.common.reply import ReplyHead, Usage
 from tenure.api.openai.chunks import ChunkWriter, finish_name, shows_something
+from tenure.api.openai.kv_transfer import handed_over
 from tenure.api.openai.logprobs import chat_logprobs, shown_prompt_logprobs
 from tenure.api.openai.response_types import (
     AssistantMessage,
@@ -70,6 +71,7 @@ def chat_body(
         choices=[_choice(job, tokenizer, index, record) for index, record in enumerate(records)],
         system_fingerprint=head.fingerprint,
         usage=usage,
+        kv_transfer_params=handed_over(records, head),
         prompt_logprobs=shown_prompt_logprobs(job, tokenizer, 0, records[0]),
         prompt_token_ids=job.prompts[0] if job.report.token_ids else None,
         prompt_text=job.prompt_texts[0] if job.prompt_texts else None,

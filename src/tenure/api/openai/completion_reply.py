@@ -8,6 +8,7 @@ from tenure.api.common.answer import ItemAnswer, Piece
 from tenure.api.common.job import Job
 from tenure.api.common.reply import ReplyHead, Usage
 from tenure.api.openai.chunks import ChunkWriter, finish_name, shows_something
+from tenure.api.openai.kv_transfer import handed_over
 from tenure.api.openai.logprobs import completion_logprobs, shown_prompt_logprobs
 from tenure.api.openai.response_types import (
     Completion,
@@ -88,6 +89,7 @@ def completion_body(
         choices=[_choice(job, tokenizer, index, record) for index, record in enumerate(records)],
         system_fingerprint=head.fingerprint,
         usage=usage,
+        kv_transfer_params=handed_over(records, head),
     )
 
 

@@ -4,7 +4,7 @@ Whole bodies carry every key, null where there is nothing to say. Chunks leave o
 finite numbers always: minus infinity is -9999.0.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -55,7 +55,7 @@ class _Generation(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: str | None = None
     system_fingerprint: str | None
     usage: Usage
-    kv_transfer_params: dict[str, str] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class _Chunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tenure.api.common.fields import SamplingFields
-from tenure.api.common.job import Job, ReportOptions
+from tenure.api.common.job import Job, KVTransfer, ReportOptions
 from tenure.api.common.sampling_rules import (
     Numbers,
     check_cache_salt,
@@ -22,6 +22,7 @@ from tenure.api.common.sampling_rules import (
     sampling_params,
 )
 from tenure.api.openai.conversation import check_conversation, echoed_text, render, response_role
+from tenure.api.openai.kv_transfer import check_kv_transfer, check_tickets, narrowed
 from tenure.api.openai.request_types import ChatRequest, CompletionRequest
 from tenure.config import ApiSettings
 from tenure.http.errors import invalid_request, unsupported
@@ -41,7 +42,8 @@ def chat_job(
     request: ChatRequest, model: TextModel, window: Window, settings: ApiSettings, priority: str | None
 ) -> Job:
     """Validate a chat body; `priority` is the header `X-Vllm-Priority`."""
-    body = _Body(request, checked_numbers(request), model, window, settings)
+    transfer = check_kv_transfer(request, settings)
+    body = _Body(request, narrowed(checked_numbers(request), transfer), model, window, settings, transfer)
     refuse_unserved(request, body.numbers)
     check_conversation(request)
     draft = body.draft(priority)
@@ -63,8 +65,9 @@ def completion_job(
 ) -> Job:
     """Validate a completion body; `priority` is the header `X-Vllm-Priority`."""
     only_echo = request.max_tokens == 0 and bool(request.echo)
-    numbers = checked_numbers(request, skip="max_tokens" if only_echo else "")
-    body = _Body(request, numbers, model, window, settings)
+    transfer = check_kv_transfer(request, settings)
+    numbers = narrowed(checked_numbers(request, skip="max_tokens" if only_echo else ""), transfer)
+    body = _Body(request, numbers, model, window, settings, transfer)
     refuse_unserved(request, numbers)
     if request.suffix:
         raise invalid_request("`suffix` needs a fill-in-the-middle model.", "suffix")
@@ -97,6 +100,7 @@ class _Body:
     model: TextModel
     window: Window
     settings: ApiSettings
+    transfer: KVTransfer
 
     def draft(self, priority: str | None) -> Job:
         """Check what both routes share and return a job without prompts: refuses before time is spent on tokenizing."""
@@ -118,12 +122,13 @@ class _Body:
                 prompt_logprobs=prompt_logprobs,
                 include_usage=include_usage,
                 continuous_usage=continuous_usage,
+                stream_interval=int(numbers.get("stream_interval", 1)),
             ),
             stream=bool(request.stream),
             sampling=PackedSampling(SamplingParams(max_tokens=0)),  # until there are prompts
-            stream_interval=int(numbers.get("stream_interval", 1)),
             priority=check_priority(numbers, priority, settings),
             cache_salt=check_cache_salt(request.cache_salt),
+            transfer=self.transfer,
         )
 
     def prompt_tokens(self, prompts: Sequence[TextOrIds], param: str, *, add_special_tokens: bool) -> list[list[int]]:
@@ -154,6 +159,7 @@ class _Body:
         prompt_logprobs: int | None,
     ) -> Job:
         """The complete job. `logprobs` and `prompt_logprobs`: alternatives that the engine computes; None for none."""
+        check_tickets(self.transfer, len(prompts))
         _check_prompt_logprobs(prompts, draft.n, prompt_logprobs, self.window.vocabulary_size)
         sampling = sampling_params(
             self.request,
