@@ -179,7 +179,7 @@ class Connections:
             peer.introduce(found.peer, outbox)
             reason = await converse(channel, outbox, lambda message, _: self._hear(peer, message))
         except (PeerGone, TimeoutError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
-            reason = error
+            reason = str(error) or f"it did not say who it is within {_INTRODUCTION} s"
             if peer.address:
                 self._failed_at[peer.address] = anyio.current_time()
         finally:
@@ -203,7 +203,7 @@ class Connections:
         self._on_message(peer, message)
 
     def _lose(self, peer: Peer, reason: str) -> None:
-        logger.info("peer %d%s: %s", peer.number, f" at {peer.address}" if peer.address else "", reason)
+        logger.debug("peer %d%s: %s", peer.number, f" at {peer.address}" if peer.address else "", reason)
         del self._peers[peer.number]
         if self._linked.get(peer.address) is peer:
             del self._linked[peer.address]
