@@ -78,7 +78,7 @@ class Split(NamedTuple):
 @pytest.fixture(scope="module")
 def split(servers: Servers, key: Path) -> Iterator[Split]:
     with ExitStack() as stack:
-        lease = ("--kv-lease", "10", "--engine-heartbeat-timeout", "0")
+        lease = ("--kv-lease", "600", "--engine-heartbeat-timeout", "0")
         p, d = (servers.start(stack, *arguments(key, *lease), ready=False) for _ in range(2))
         for server in (p, d):
             server.wait_ready()
@@ -180,6 +180,24 @@ def test_wrong_types_and_forged_tickets_are_refused_and_the_next_request_is_serv
     assert texts(split.decode(story(62), None)) == [split.p.text(story(62), 12, MODEL)]
 
 
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [({"temperature": -1}, 400), ({"max_tokens": "abc"}, 400), ({"model": "another"}, 404), ({"stop": ["a"] * 9}, 400)],
+)
+def test_a_request_that_does_not_enter_lets_go_at_once(split: Split, more: dict[str, Any], status: int) -> None:
+    params = split.prefill(story(90))
+    assert split.decode(story(90), params, **more).status_code == status
+    split.wait_let_go()
+
+
+def test_a_body_that_cannot_be_read_lets_go_at_once(split: Split) -> None:
+    params = split.prefill(story(91))
+    body = b'{"kv_transfer_params": {"ticket": "' + params["ticket"].encode() + b'"}, "prompt": ['
+    reply = split.d.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 400
+    split.wait_let_go()
+
+
 def test_a_ticket_of_another_cluster_is_refused(split: Split, servers: Servers, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("the secret of another cluster")
     with ExitStack() as stack:
@@ -265,6 +283,7 @@ def test_the_prefill_side_is_stopped_while_it_is_asked(split: Split) -> None:
         assert texts(split.decode(story(83), params)) == [expected]
     finally:
         engine.resume()
+    assert texts(split.decode(story(83), params)) == [expected]  # it was not claimed
     split.wait_let_go()
     params = split.prefill(story(84))
     assert texts(split.decode(story(84), params)) == [split.p.text(story(84), 12, MODEL)]

@@ -86,6 +86,7 @@ TO_ENGINE: tuple[wire.ToEngine, ...] = (
     wire.Resume(request=7),
     wire.CancelByName(sequence=8, ids=["cmpl-1"], labels=["mine"], owner="somebody"),
     wire.CancelledByName(sequence=8, requests=[wire.CancelledRequest("cmpl-1", Outcome.ABORTED, 0.25)]),
+    wire.ReleaseTickets(tickets=["tnr1.a.b", ""]),
     wire.AskLedger(sequence=-(2**63)),
 )
 FROM_ENGINE: tuple[wire.FromEngine, ...] = (

@@ -11,7 +11,7 @@ open request, or not its state, are ignored.
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -158,6 +158,10 @@ class EngineClient:
         """
         reply = await self._ask(names, _CANCEL_TIMEOUT)
         return reply if isinstance(reply, wire.CancelledByName) else None
+
+    def release_tickets(self, tickets: Sequence[str]) -> None:
+        """Tell of tickets that came with a request which does not enter."""
+        self._send(wire.ReleaseTickets(tickets=list(tickets)))
 
     async def _ask(self, question: wire.AskLedger | wire.CancelByName, timeout: float) -> Answer | None:
         """The answer to a question, whose `sequence` is set here; None as in `ledger`."""

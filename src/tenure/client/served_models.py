@@ -158,6 +158,11 @@ class ServedModels:
         for engine in self._engines:
             await engine.wait_ready()
 
+    def release_tickets(self, tickets: Sequence[str]) -> None:
+        """Tell of tickets that came with a request which does not enter. The engine whose model they name acts."""
+        for engine in self._engines:
+            engine.release_tickets(tickets)
+
     async def cancel_by_name(self, names: CancelByName) -> list[CancelledRequest] | None:
         """Have other API processes end requests, by way of one engine; returns those that are known.
 

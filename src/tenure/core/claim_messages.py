@@ -27,6 +27,12 @@ class Release(PeerMessage, frozen=True, kw_only=True):
     """The blocks are not needed any more. Not answered."""
 
 
+class ReleaseTicket(msgspec.Struct, frozen=True, tag=True):
+    """Whoever brought the ticket may not enter, and will not claim it. Not answered."""
+
+    ticket: bytes
+
+
 class Granted(PeerMessage, frozen=True, kw_only=True):
     """The prompt's keys and values can be read."""
 
@@ -47,4 +53,4 @@ class Confirmed(PeerMessage, frozen=True, kw_only=True):
 
 
 ToReader = Granted | Refused | Confirmed
-ToOwner = Claim | BeginRead | Confirm | Release
+ToOwner = Claim | BeginRead | Confirm | Release | ReleaseTicket

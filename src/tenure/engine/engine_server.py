@@ -205,6 +205,9 @@ class EngineServer:
             case wire.CancelledByName():
                 self._relay.note_answer(connection.number, message)
                 self._answer()
+            case wire.ReleaseTickets(tickets=tickets):
+                if self._kv is not None:
+                    self._kv.turn_back(tickets)
             case wire.AskLedger(sequence=sequence, holders=False):
                 self._report(connection, sequence, self._snapshot)
             case wire.AskLedger(sequence=sequence):

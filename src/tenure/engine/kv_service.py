@@ -12,6 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import anyio
@@ -26,6 +27,7 @@ from tenure.core.claim_messages import (
     Granted,
     Refused,
     Release,
+    ReleaseTicket,
     ToOwner,
     ToReader,
 )
@@ -35,6 +37,7 @@ from tenure.core.tickets import Tickets
 from tenure.engine.kv_offers import BlockOffers
 from tenure.engine.kv_reads import BlockReads
 from tenure.engine.orders import EndTransfer, ExchangeOrder, FreeTicket, GrantClaim, RefuseClaim, SettleFetch
+from tenure.errors import CallerError
 from tenure.kv.cache import KVCache
 from tenure.peers.block_stream import read_question, send_blocks
 from tenure.peers.connections import BEAT, Beat, Connections, Peer
@@ -113,8 +116,7 @@ class KVService:
         ticket = read_ticket(text, self._secret)
         ours = self._greeting
         fits = (ticket.model, ticket.layout) == (ours.model, ours.layout)
-        if self._hosts and ticket.address.rpartition(":")[0] not in self._hosts:
-            logger.error("a ticket names %s, which is none of --kv-peers", ticket.address)
+        if not self._may_reach(ticket.address):
             return 0
         if not fits or ticket.engine == ours.engine or ticket.digest != digest_of(prompt[: ticket.tokens], salt):
             return 0
@@ -123,6 +125,20 @@ class KVService:
         self._addresses[claim] = ticket.address
         self._flush()
         return claim
+
+    def turn_back(self, texts: Sequence[str]) -> None:
+        """Tickets came with a request that does not enter. Those of other models are for other engines to tell of."""
+        for text in texts:
+            with suppress(CallerError):
+                ticket = read_ticket(text, self._secret)
+                if ticket.model == self._greeting.model and self._may_reach(ticket.address):
+                    self._connections.link(ticket.address).send(ReleaseTicket(ticket=ticket.name))
+
+    def _may_reach(self, address: str) -> bool:
+        allowed = not self._hosts or address.rpartition(":")[0] in self._hosts
+        if not allowed:
+            logger.error("a ticket names %s, which is none of --kv-peers", address)
+        return allowed
 
     def release(self, claims: Sequence[int]) -> None:
         """The request that has these claims is over, or was not admitted."""
@@ -188,6 +204,8 @@ class KVService:
                     peer.send(Refused(claim=claim, reason="it is gone"))
             case Confirm(claim=claim):
                 peer.send(Confirmed(claim=claim, valid=self._tickets.confirm(number, claim, now)))
+            case ReleaseTicket(ticket=name):
+                self._tickets.release_unclaimed(name)
             case Release(claim=claim):
                 self._tickets.release(number, claim)
             case Granted() if message.block_size != self._cache.block_size:

@@ -22,7 +22,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from tenure.core.claim_messages import PeerMessage, ToOwner, ToReader
+from tenure.core.claim_messages import ToOwner, ToReader
 from tenure.peers.handshake import Exchange, Greeting, Introduced, answer, initiate
 from tenure.peers.secret import Secret
 from tenure.wire.conversation import converse
@@ -65,9 +65,9 @@ class Peer:
         self.greeting: Greeting | None = None
         self.silent_beats = 0
         self.outbox: Outbox | None = None
-        self._waiting: list[PeerMessage | Beat] = []
+        self._waiting: list[ToOwner | ToReader | Beat] = []
 
-    def send(self, message: PeerMessage | Beat) -> None:
+    def send(self, message: ToOwner | ToReader | Beat) -> None:
         if self.outbox is None:
             self._waiting.append(message)
         else:

@@ -125,6 +125,12 @@ class CancelledByName(Message, frozen=True):
     """Ids of API processes that are not connected; `requests` has those of them that the engine remembers."""
 
 
+class ReleaseTickets(Message, frozen=True):
+    """These came with a request that does not enter: whoever holds blocks for them may let go. Not answered."""
+
+    tickets: list[str]
+
+
 class AskLedger(Message, frozen=True):
     """Answered by `LedgerReply` with the same `sequence`: at once, or with `holders` when the running step is over."""
 
@@ -132,7 +138,8 @@ class AskLedger(Message, frozen=True):
     holders: bool = False
 
 
-ToEngine = Hello | Submit | Cancel | FinishItem | Stall | Resume | CancelByName | CancelledByName | AskLedger
+_Named = CancelByName | CancelledByName | ReleaseTickets
+ToEngine = Hello | Submit | Cancel | FinishItem | Stall | Resume | _Named | AskLedger
 
 
 # Engine -> API process

@@ -69,6 +69,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
     model: str
     ignored: list[str]
+    tickets: list[str]
     sizes: list[int]
     plan: msgspec.Raw = msgspec.Raw()
     error: dict[str, Any] | None = None
@@ -93,7 +94,9 @@ def worker(routes: RouteTable, texts: Mapping[str, TextModel], settings: ApiSett
             error = (known or internal_error()).fields()
         sizes = list(map(len, reading.attached))
         raw = msgspec.Raw(msgspec.msgpack.encode(plan))
-        return msgspec.msgpack.encode(_Answer(reading.model, reading.ignored, sizes, raw, error)), reading.attached
+        return msgspec.msgpack.encode(
+            _Answer(reading.model, reading.ignored, reading.tickets, sizes, raw, error)
+        ), reading.attached
 
     return work
 
@@ -101,7 +104,7 @@ def worker(routes: RouteTable, texts: Mapping[str, TextModel], settings: ApiSett
 def _take(data: Buffer, attached: Buffer, reading: BodyReading, kind: type[T]) -> tuple[T, Sequence[Part]]:
     """What a worker made of the body of `reading`, as if it had been read here."""
     answer = msgspec.msgpack.decode(data, type=_Answer)
-    reading.model, reading.ignored = answer.model, answer.ignored
+    reading.model, reading.ignored, reading.tickets = answer.model, answer.ignored, answer.tickets
     if answer.error is not None:
         raise ApiError.of(answer.error)
     whole = memoryview(attached)

@@ -10,7 +10,8 @@ from tenure.api.common.json_parts import Part
 from tenure.client.served_models import find_model
 from tenure.config import ApiSettings, HttpLimits
 from tenure.http.decoding import decode_body
-from tenure.http.errors import engine_unavailable, invalid_request
+from tenure.http.errors import ApiError, engine_unavailable, invalid_request
+from tenure.peers.ticket_text import find_texts
 from tenure.prompts.text_model import TextModel
 from tenure.prompts.token_prompts import Window
 
@@ -68,13 +69,20 @@ class BodyReading:
         """Fields that are set, and constrain nothing here."""
         self.attached: list[Part] = []
         """Byte strings that belong to the plan, which has only their numbers."""
+        self.tickets: list[str] = []
+        """For prompts that other engines have computed: to be let go of when the request does not enter."""
         self._texts = texts
         self._limits = limits
         self.decoded = decoded
 
     def decode(self, body: bytes | bytearray, decoder: "msgspec.json.Decoder[T]") -> T:
         """Raises a 400."""
-        decoded = decode_body(body, decoder, self._limits)
+        try:
+            decoded = decode_body(body, decoder, self._limits)
+        except ApiError:
+            if self.settings.kv_transfer:
+                self.tickets += find_texts(body)
+            raise
         self.decoded()
         return decoded
 

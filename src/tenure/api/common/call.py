@@ -104,11 +104,15 @@ class Call:
             loop.call_soon_threadsafe(body.let_go)
 
         reading = BodyReading(context.texts, context.settings, self._limits, self._routed(), decoded)
+        entered = False
         try:
             with anyio.move_on_after(self._exchange.time_left()):
                 plan, self.attached = await context.readers.read(reader, body, reading, kind)
+                entered = True
                 return plan
         finally:
+            if not entered:
+                self.turn_back(reading.tickets)
             self.model = reading.model
             for name in reading.ignored:
                 context.notices.ignored_field(name)
@@ -120,6 +124,11 @@ class Call:
             for served in self.context.models.models
         ]
         return RoutedRequest(self.route, tuple(models), self.options.rank, self.headers.get("x-vllm-priority"))
+
+    def turn_back(self, tickets: Sequence[str]) -> None:
+        """The request, which brought these, does not enter: nobody needs to hold anything for it."""
+        if tickets:
+            self.context.models.release_tickets(tickets)
 
     def engine(self, model: str) -> EngineTarget:
         """All engines of the model that a reader chose, unless the request demands one of them."""

@@ -44,6 +44,13 @@ def narrowed(numbers: Numbers, transfer: KVTransfer) -> Numbers:
     return {**kept, "max_tokens": 1, "n": 1}
 
 
+def tickets_of(request: SamplingFields) -> list[str]:
+    """Whatever stands where tickets do, in a request that is not checked yet."""
+    given = request.kv_transfer_params
+    found = given.get("ticket") if isinstance(given, dict) else None
+    return [text for text in (found if isinstance(found, list) else [found]) if isinstance(text, str)]
+
+
 def check_kv_transfer(request: SamplingFields, settings: ApiSettings) -> KVTransfer:
     """Raises a 400."""
     given = request.kv_transfer_params

@@ -23,6 +23,7 @@ from tenure.api.openai.embedding_types import (
     PooledReply,
     PoolingRequest,
 )
+from tenure.api.openai.kv_transfer import tickets_of
 from tenure.api.openai.pooling_plans import (
     ClassesForm,
     EmbeddingsForm,
@@ -63,11 +64,17 @@ class GenerationHandler(Generic[RequestT]):
     form: Format
 
     async def __call__(self, call: Call) -> None:
-        await run_job(call, await call.read(Job), self.form)
+        job = await call.read(Job)
+        try:
+            await run_job(call, job, self.form)
+        except BaseException:
+            call.turn_back(job.transfer.tickets)  # most are claimed by now, and are let go of with their claims
+            raise
 
     def read(self, body: bytes | bytearray, reading: BodyReading) -> Job:
         request = reading.decode(body, self.decoder)
         reading.ignored += request.ignored()
+        reading.tickets += tickets_of(request)
         selected = reading.choose(request.model, "generate")
         return self.validate(request, selected.text, selected.window, reading.settings, reading.routed.priority)
 
