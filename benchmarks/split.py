@@ -103,9 +103,7 @@ def main() -> None:
     os.environ["TENURE_KV_SECRET"] = os.urandom(16).hex()
     with ExitStack() as stack, tempfile.TemporaryDirectory():
         sides = [
-            stack.enter_context(
-                tenure("smollm2", "--kv-cache-memory", "1", "--kv-listen", f"127.0.0.1:{free_port()}", port=port)
-            )
+            stack.enter_context(tenure("smollm2", "--kv-listen", f"127.0.0.1:{free_port()}", port=port))
             for port in (8190, 8191)
         ]
         pair = Pair(*sides)
