@@ -142,7 +142,14 @@ def test_the_ledger_has_the_documented_keys():
                     "items": {"held": 1, "limit": 8},
                     "tokens": {"held": 5, "limit": 100},
                 },
-                "items": {"waiting": 0, "fetching_kv": 0, "running": 1, "preempted": 0, "stalled": 0},
+                "items": {
+                    "waiting": 0,
+                    "awaiting_prefill": 0,
+                    "fetching_kv": 0,
+                    "running": 1,
+                    "preempted": 0,
+                    "stalled": 0,
+                },
                 "finish_reasons": {"stop": 4},
                 "holders": [
                     {

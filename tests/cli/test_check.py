@@ -69,7 +69,7 @@ def changed(**changes: Any) -> wire.EngineLedger:
             ledger(changed(permits=wire.PermitCounts(wire.PermitCount(1), IDLE.permits.items, IDLE.permits.tokens))),
             "permits for 1 requests are held",
         ),
-        (ledger(changed(items=wire.ItemCounts(0, 0, 0, 1, 0))), "there are sequences: 0 waiting"),
+        (ledger(changed(items=wire.ItemCounts(0, 0, 0, 0, 1, 0))), "there are sequences: 0 waiting"),
         (ledger(changed(figures=wire.StatsSnapshot(queued_requests=1))), "there are sequences"),
         (ledger(changed(holders=LEDGER.holders)), "item 7 of cmpl-1 holds 2 blocks"),
         (ledger(IDLE, changed(index=3, slots=wire.SlotCounts(4, 3, 1))), "engine 3 of tiny: no request is open"),

@@ -39,7 +39,8 @@ def _usage(engine: EngineLedger) -> float:
 
 
 def _waiting(engine: EngineLedger) -> dict[str, int]:
-    return {"capacity": engine.items.waiting + engine.items.preempted, "deferred": engine.items.fetching_kv}
+    items = engine.items
+    return {"capacity": items.waiting + items.preempted, "deferred": items.awaiting_prefill + items.fetching_kv}
 
 
 def _sources(engine: EngineLedger) -> dict[str, Value]:

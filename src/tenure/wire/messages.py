@@ -283,6 +283,7 @@ class PermitCounts(msgspec.Struct, frozen=True, gc=False):
 
 class ItemCounts(msgspec.Struct, frozen=True, gc=False):
     waiting: int = 0
+    awaiting_prefill: int = 0
     fetching_kv: int = 0
     running: int = 0
     preempted: int = 0
