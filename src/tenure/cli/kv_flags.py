@@ -16,7 +16,7 @@ class KVTransferOptions:
 
     kv_listen: str = ""
     """HOST:PORT at which the first engine listens to engines of other servers, and further ones at the ports after it.
-    HOST is what the others reach it by. With it, `kv_transfer_params` are served."""
+    HOST is this machine's, as the others reach it. With it, `kv_transfer_params` are served."""
     kv_secret_file: str | None = None
     """File with the secret that the servers of a cluster share, 16 characters at least; or TENURE_KV_SECRET."""
     kv_peers: Texts = field(default_factory=list)

@@ -142,7 +142,7 @@ class EngineServer:
         prompt = submit.prompts[output.index // submit.n]
         number = ticket_of(lease)
         text = self._kv.offer(entry.number, number, lease.blocks, prompt, submit.cache_salt)
-        if entry.connection.number not in self._connections:
+        if entry.cancelled or entry.connection.number not in self._connections:
             self._kv.withdraw(number)
         return text
 

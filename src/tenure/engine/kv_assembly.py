@@ -23,8 +23,9 @@ def assemble_exchange(
     half = engine.scheduler.limits.set_aside // 2
     exchange = KVExchange(engine.scheduler, half, port, recompute=config.recompute)
     host, _, number = config.listen.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, int(number)))
+        listener = socket.create_server((host.strip("[]"), int(number)), family=family)
     except OSError as error:
         raise ResourceError(f"cannot listen on {config.listen}: {error.strerror}") from error
     service = KVService(

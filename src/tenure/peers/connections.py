@@ -27,7 +27,7 @@ from tenure.peers.handshake import Exchange, Greeting, Introduced, answer, initi
 from tenure.peers.secret import Secret
 from tenure.wire.conversation import converse
 from tenure.wire.framing import Channel, PeerGone
-from tenure.wire.outbox import Outbox
+from tenure.wire.outbox import Outbox, OutboxFull
 from tenure.wire.sockets import SocketStream
 
 logger = logging.getLogger("tenure.peers")
@@ -70,8 +70,11 @@ class Peer:
     def send(self, message: ToOwner | ToReader | Beat) -> None:
         if self.outbox is None:
             self._waiting.append(message)
-        else:
+            return
+        try:
             self.outbox.put(message)
+        except OutboxFull as error:
+            logger.warning("peer %d: %s", self.number, error)  # it is being ended
 
     def end(self) -> None:
         """Have the connection ended."""
@@ -203,7 +206,10 @@ class Connections:
         self._on_message(peer, message)
 
     def _lose(self, peer: Peer, reason: str) -> None:
-        logger.debug("peer %d%s: %s", peer.number, f" at {peer.address}" if peer.address else "", reason)
+        if peer.address and peer.greeting is None:
+            logger.warning("the engine at %s was not reached: %s", peer.address, reason)
+        else:
+            logger.debug("peer %d is gone: %s", peer.number, reason)
         del self._peers[peer.number]
         if self._linked.get(peer.address) is peer:
             del self._linked[peer.address]
